@@ -1,0 +1,67 @@
+"""What a caller gets back: a request's completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer to a prompt.
+
+    Attributes:
+        index: which of the request's answers this is.
+        text: what was generated so far, without stop strings; "" without a tokenizer.
+        token_ids: the generated tokens, a stop token included.
+        finish_reason: `stop` (an end token or a stop string), `length` (max_tokens or
+            the end of the context), `abort`; None while it is running.
+        stop_reason: the stop string or stop token that ended it, if one did.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request with its answers.
+
+    Attributes:
+        request_id: unique within the engine.
+        prompt: the prompt as text, if it came as text.
+        prompt_token_ids: the prompt as the model sees it.
+        outputs: the answers.
+        num_cached_tokens: prompt tokens whose KV was found in the prefix cache.
+        finished: no more tokens will come.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    num_cached_tokens: int = 0
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDelta:
+    """What one step added to one request, from `LLM.stream`.
+
+    Attributes:
+        request_id: which request; `index` is its place among the prompts given.
+        text: the characters that became certain; may be "".
+        token_ids: the tokens of this step.
+        finish_reason: set on the last delta of a request.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None

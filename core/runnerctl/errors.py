@@ -1,0 +1,52 @@
+"""The exceptions runnerctl raises, and what each says about whose fault it is.
+
+The command line maps them to exit codes: `UserError` and its subclasses exit
+with 2 (a setting or an input has to change), anything else with 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runnerctl.decision import Decision
+
+
+class UserError(Exception):
+    """Something the user can put right: a setting, a file, a prompt.
+
+    `message` says what was wrong and `remedy` what to do about it; `setting`
+    names the flag, key or variable at fault where there is one.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", setting: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.setting = setting
+
+    def __str__(self) -> str:
+        where = f"{self.setting}: " if self.setting else ""
+        remedy = f"\n  {self.remedy}" if self.remedy else ""
+        return f"{where}{self.message}{remedy}"
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be served; carries the `Decision` that says why."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        errors = [p for p in decision.problems if p.severity == "error"]
+        super().__init__("\n".join(str(problem) for problem in errors))
+
+
+class ModelError(UserError):
+    """A model that cannot be found, read or served: files, formats, architectures."""
+
+
+class PromptError(UserError):
+    """A prompt that cannot be served: empty, too long, unknown token ids."""
+
+
+class PluginError(UserError):
+    """A plugin that cannot be loaded, under `--strict-plugins` or in a worker."""

@@ -1,0 +1,131 @@
+"""The whole contract between runnerctl and its plugins.
+
+A plugin is a module or object, published under the entry-point group
+`runnerctl.plugins`, with functions marked `@hookimpl` that bear these names.
+An implementation may leave out arguments it does not use.
+
+Hooks are called by the host one implementation at a time: an exception in one
+plugin is reported under its name and loses nobody else's answer. The order of
+plugins never matters, so `tryfirst`, `trylast` and wrappers have no place here;
+wrappers are refused.
+
+Plugin modules are imported by every command, `--help` included: import torch
+inside functions, never at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from runnerctl.ballots import Ballot
+    from runnerctl.config import EngineConfig
+    from runnerctl.decision import Decision
+    from runnerctl.problems import Problem
+    from runnerctl.runner.spec import RunnerSpec
+
+PROJECT = "runnerctl"
+ENTRY_POINT_GROUP = "runnerctl.plugins"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def register_runners() -> Iterable[RunnerSpec]:  # type: ignore[empty-body]
+    """Name the runners this plugin provides.
+
+    Called once per host, right after all plugins are loaded, in the process that
+    decides and again in each worker; must give the same answer in each.
+
+    Returns:
+        `RunnerSpec`s; an empty list if there are none here (on this hardware, say).
+        A name that another plugin provides too, and a second spec with
+        `fallback=True`, are errors that name both plugins.
+
+    Example:
+        @hookimpl
+        def register_runners():
+            return [RunnerSpec(name="mine", factory="my_package.runner:MyRunner")]
+    """
+
+
+@hookspec
+def register_options() -> type[BaseModel]:  # type: ignore[empty-body]
+    """Declare the options of this plugin as a pydantic model.
+
+    Called once per host, right after all plugins are loaded. Every field needs a
+    default. Users set them with `--plugin-option NAME.key=value`, in the
+    configuration file under `plugin_options: {NAME: {key: value}}` or from Python
+    with `plugin_options={"NAME": {"key": value}}`, where NAME is the plugin's
+    entry-point name. Unknown keys and wrong types are errors with a suggestion.
+
+    Returns:
+        The model class. Hooks read the values with `config.options(ThatClass)`.
+
+    Example:
+        class Options(BaseModel):
+            extra: tuple[str, ...] = ()
+
+        @hookimpl
+        def register_options():
+            return Options
+    """
+
+
+@hookspec
+def select_runner(config: EngineConfig) -> Ballot | Iterable[Ballot] | None:
+    """Say which runner should, must, should not or cannot serve this configuration.
+
+    Called once per decision, in the process that decides; never in a worker.
+    Must be a pure function of its argument and of this machine: the same
+    configuration gets the same ballots every time.
+
+    Args:
+        config: the resolved configuration. `config.facts` is what the model is
+            (never None here), `config.where(key)` names the place a setting was made.
+
+    Returns:
+        A `Vote`, `Discourage`, `Require` or `Forbid`, several of them, or None
+        (nothing to say; the usual answer).
+
+    Example:
+        @hookimpl
+        def select_runner(config):
+            if config.facts.is_moe:
+                return Discourage("mine", "mine has no expert kernels yet")
+            return Vote("mine", "mine is the fastest on this machine")
+    """
+
+
+@hookspec
+def validate_config(config: EngineConfig, decision: Decision) -> Iterable[Problem] | None:
+    """Report what is wrong with this configuration, given the runner that was chosen.
+
+    Called once per decision, after the count, in the process that decides; not
+    called when the selection failed. All plugins are asked, and all problems
+    reported together.
+
+    Args:
+        config: as in `select_runner`.
+        decision: the outcome so far; `decision.runner` is never None here.
+
+    Returns:
+        `Problem`s, or None.
+
+    Example:
+        @hookimpl
+        def validate_config(config, decision):
+            if decision.runner == "mine" and config.cache.block_size % 16:
+                yield Problem(
+                    "error",
+                    "the mine runner needs a block size that is a multiple of 16",
+                    remedy="pass --block-size 16",
+                    setting=config.where("block_size"),
+                )
+    """

@@ -1,0 +1,1 @@
+"""What a runner is made of: its spec, the step contract, attention, loading, sampling."""

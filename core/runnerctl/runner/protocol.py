@@ -1,0 +1,110 @@
+"""`ModelRunner`: what a runner plugin implements, and what it is given. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from runnerctl.config import EngineConfig
+from runnerctl.decision import Decision
+from runnerctl.runner.step import StepHandle, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a runner's factory is called with.
+
+    Attributes:
+        config: the resolved configuration.
+        decision: the one decision made at start.
+        model_path: a local folder with `config.json` and safetensors weights.
+    """
+
+    config: EngineConfig
+    decision: Decision
+    model_path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayerSpec:
+    """The KV cache one attention layer needs.
+
+    Attributes:
+        layer_idx: as the model counts its layers.
+        num_kv_heads: heads stored on this rank.
+        head_size: of keys; `head_size_v` of values (they differ in MLA models).
+        dtype_bytes: bytes per element.
+    """
+
+    layer_idx: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of K and V for one token in this layer."""
+        return self.num_kv_heads * (self.head_size + self.head_size_v) * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """The KV cache of the whole model on one rank.
+
+    Attributes:
+        layers: one per attention layer, in order of execution.
+        max_model_len: the context length of the loaded model in tokens, or None if unbounded.
+        available_bytes: memory the runner would give to the cache.
+    """
+
+    layers: tuple[AttentionLayerSpec, ...]
+    max_model_len: int | None
+    available_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of K and V for one token over all layers."""
+        return sum(layer.bytes_per_token for layer in self.layers)
+
+
+class ModelRunner(Protocol):
+    """Executes a model, in the worker. Methods are called in the order they stand here.
+
+    The factory named by `RunnerSpec.factory` is called with one `WorkerContext` and
+    returns an object with these methods. It may import torch; the engine does not.
+    """
+
+    def load(self) -> None:
+        """Build the model and load its weights.
+
+        Raises:
+            ModelError: the checkpoint cannot be served; says why and what to do.
+        """
+        ...
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The cache the loaded model needs, and the memory there is for it."""
+        ...
+
+    def initialize_kv_cache(self, num_blocks: int, max_model_len: int) -> None:
+        """Allocate `num_blocks` blocks of `config.cache.block_size` tokens per layer.
+
+        Args:
+            num_blocks: block ids in plans are below this.
+            max_model_len: no request grows beyond this many tokens.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Run once what every step runs, so that the first request is not slow."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """Submit one step. Errors of the step itself are raised by the handle."""
+        ...
+
+    def shutdown(self) -> None:
+        """Free memory and threads. Called once, also after a failed start."""
+        ...

@@ -1,0 +1,120 @@
+"""The data of one step, between scheduler and runner. No torch here.
+
+One shape for every runner. The only difference between runners is how a
+preempted request comes back: as a new request or as a cached one with `resumed`
+set (`RunnerSpec.resumes_as_new`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runnerctl.engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request the runner does not know yet.
+
+    Attributes:
+        request_id: unique among live requests.
+        prefill_token_ids: every token known so far: the prompt, and for a request
+            that resumes as new also what it had generated.
+        sampling_params: with `seed` always set.
+        block_ids: its KV blocks, in order of position.
+        num_computed_tokens: tokens whose KV is already in those blocks.
+    """
+
+    request_id: str
+    prefill_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    block_ids: tuple[int, ...]
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRequest:
+    """A request the runner knows, scheduled again.
+
+    Attributes:
+        request_id: as before.
+        new_block_ids: blocks to append to its block table; if `resumed`, all of them.
+        num_computed_tokens: tokens whose KV is in its blocks before this step.
+        resumed: it was preempted: its old blocks are gone, `new_block_ids` replace them.
+    """
+
+    request_id: str
+    new_block_ids: tuple[int, ...]
+    num_computed_tokens: int
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What to compute in one step.
+
+    Attributes:
+        step_id: counts up by one.
+        new_requests, cached_requests: the state changes the runner needs.
+        num_scheduled_tokens: tokens to compute per request id; each at least 1. Every
+            key is in `new_requests` or `cached_requests`, and the other way round.
+        finished_request_ids: drop all state of these first.
+        preempted_request_ids: their blocks are gone; they may come back.
+    """
+
+    step_id: int
+    new_requests: tuple[NewRequest, ...] = ()
+    cached_requests: tuple[CachedRequest, ...] = ()
+    num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict)
+    finished_request_ids: frozenset[str] = frozenset()
+    preempted_request_ids: frozenset[str] = frozenset()
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        """Tokens computed in this step over all requests."""
+        return sum(self.num_scheduled_tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step produced.
+
+    Attributes:
+        step_id: of the plan.
+        sampled_token_ids: the new token of each request that got one. A request whose
+            prefill is not complete after this step is absent.
+    """
+
+    step_id: int
+    sampled_token_ids: Mapping[str, int]
+
+
+class StepHandle(Protocol):
+    """A step that was submitted. Steps finish in the order of submission."""
+
+    def result(self) -> StepResult:
+        """Wait until the tokens are on the host and return them; call it once.
+
+        Raises:
+            RuntimeError: called a second time.
+            Exception: whatever the step raised.
+        """
+        ...
+
+
+class FinishedStep:
+    """The handle of a synchronous runner: the step is done when it is returned."""
+
+    def __init__(self, outcome: StepResult | BaseException) -> None:
+        self._outcome: StepResult | BaseException | None = outcome
+
+    def result(self) -> StepResult:
+        """See `StepHandle.result`."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            raise RuntimeError("StepHandle.result() was called twice")
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
