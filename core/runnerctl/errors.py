@@ -26,7 +26,8 @@ class UserError(Exception):
         self.setting = setting
 
     def __str__(self) -> str:
-        where = f"{self.setting}: " if self.setting else ""
+        named = self.setting is None or self.setting in self.message
+        where = "" if named else f"{self.setting}: "
         remedy = f"\n  {self.remedy}" if self.remedy else ""
         return f"{where}{self.message}{remedy}"
 
