@@ -12,7 +12,7 @@ def register_runners() -> list[RunnerSpec]:
         RunnerSpec(
             name="v1",
             factory="runnerctl_runner_v1.runner:ModelRunnerV1",
-            capabilities=frozenset({"generate"}),
+            capabilities=frozenset({"generate", "moe", "mla"}),
             fallback=True,
         )
     ]

@@ -1,0 +1,74 @@
+"""How many KV blocks there are, and how long a request may get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runnerctl.config import EngineConfig
+from runnerctl.errors import UserError
+from runnerctl.runner.protocol import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The paged cache of an engine.
+
+    Attributes:
+        num_blocks: blocks in the pool.
+        max_model_len: the longest prompt plus answer, in tokens; one such request fits.
+    """
+
+    num_blocks: int
+    max_model_len: int
+
+
+def cache_size(config: EngineConfig, spec: KVCacheSpec) -> CacheSize:
+    """Size the cache for a loaded model.
+
+    A `max_model_len` that the user set has to fit; one that comes from the model is
+    cut down to what the cache holds.
+
+    Raises:
+        UserError: the cache cannot hold one block, or not one request of the length
+            the user asked for; names the settings that would help.
+    """
+    block_size = config.cache.block_size
+    num_blocks, setting = _num_blocks(config, spec)
+    capacity = num_blocks * block_size
+    asked = config.model.max_model_len
+    if asked is not None and asked > capacity:
+        need = -(-asked // block_size)
+        raise UserError(
+            f"one request of {asked} tokens needs {need} KV blocks of {block_size} tokens, "
+            f"but there is room for {num_blocks} ({capacity} tokens)",
+            remedy=f"lower {config.where('max_model_len')} to {capacity} or less, or raise "
+            f"{setting}",
+            setting=config.where("max_model_len"),
+        )
+    limit = asked or spec.max_model_len or capacity
+    return CacheSize(num_blocks, min(limit, capacity))
+
+
+def _num_blocks(config: EngineConfig, spec: KVCacheSpec) -> tuple[int, str]:
+    """The size of the pool, and the setting that would make it larger."""
+    cache = config.cache
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override, config.where("num_gpu_blocks_override")
+    setting = config.where("kv_cache_memory_bytes")
+    available = cache.kv_cache_memory_bytes or spec.available_bytes
+    block_bytes = spec.bytes_per_token * cache.block_size
+    num_blocks = available // block_bytes
+    if num_blocks < 1:
+        raise UserError(
+            f"a KV cache of {available:,} bytes does not hold one block of {cache.block_size} "
+            f"tokens ({block_bytes:,} bytes)",
+            remedy=f"raise {setting} or lower {config.where('block_size')}",
+            setting=setting,
+        )
+    if cache.kv_cache_memory_bytes is None:
+        # more than all requests at full length can use would never be touched
+        longest = config.model.max_model_len or spec.max_model_len
+        if longest is not None:
+            per_request = -(-longest // cache.block_size)
+            num_blocks = min(num_blocks, per_request * config.scheduler.max_num_seqs)
+    return num_blocks, setting

@@ -1,0 +1,90 @@
+"""The engine loop: schedule, execute, update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runnerctl.engine.block_pool import BlockPool
+from runnerctl.engine.cache_size import CacheSize, cache_size
+from runnerctl.engine.outputs import FinishReason
+from runnerctl.engine.request import Request
+from runnerctl.engine.sampling_params import SamplingParams
+from runnerctl.engine.scheduler import Scheduler
+from runnerctl.executor.uniproc import UniprocExecutor
+from runnerctl.runner.protocol import WorkerContext
+from runnerctl.runner.spec import RunnerSpec
+
+
+class Engine:
+    """Token ids in, token ids out. Text is `LLM`'s business.
+
+    Args:
+        spec: of the runner that the Decision names.
+        context: what the runner is made from.
+        eos_token_ids: tokens that end a request unless it ignores them.
+
+    Raises:
+        UserError: the model cannot be loaded, or does not fit. Nothing stays allocated.
+    """
+
+    def __init__(
+        self, spec: RunnerSpec, context: WorkerContext, eos_token_ids: frozenset[int]
+    ) -> None:
+        config = context.config
+        self._eos_token_ids = eos_token_ids
+        self._executor = UniprocExecutor(spec, context)
+        try:
+            self.cache_size: CacheSize = cache_size(config, self._executor.load())
+            self._executor.start(self.cache_size.num_blocks, self.cache_size.max_model_len)
+        except BaseException:
+            self._executor.shutdown()
+            raise
+        self.scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            BlockPool(self.cache_size.num_blocks),
+            resumes_as_new=spec.resumes_as_new,
+        )
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """True while a call of `step` would do something."""
+        return bool(self.scheduler.requests)
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], sampling_params: SamplingParams
+    ) -> Request:
+        """Queue a request. Its prompt was checked, and its seed is set."""
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            sampling_params,
+            eos_token_ids=self._eos_token_ids,
+            max_total_tokens=self.cache_size.max_model_len,
+        )
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> list[Request]:
+        """Compute one step; returns the requests that got a token.
+
+        Raises:
+            Exception: whatever the step raised; all requests are aborted then, so that
+                none waits for a token that will not come.
+        """
+        plan = self.scheduler.schedule()
+        try:
+            result = self._executor.execute(plan).result()
+        except BaseException:
+            for request in list(self.scheduler.requests.values()):
+                self.finish(request, "abort")
+            raise
+        return self.scheduler.update(plan, result)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a live request from outside: a stop string, or an abort."""
+        self.scheduler.finish(request, reason)
+
+    def shutdown(self) -> None:
+        """Free the runner and its memory."""
+        self._executor.shutdown()

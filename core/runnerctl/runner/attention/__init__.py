@@ -1,0 +1,1 @@
+"""Paged attention: the interface into the models, and one file per backend."""

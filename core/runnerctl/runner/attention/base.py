@@ -1,0 +1,117 @@
+"""What every attention backend is given, and what it must do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MetadataT = TypeVar("MetadataT")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's requests, as packed query tokens over paged keys and values.
+
+    Request `i` has the query tokens `query_start_loc[i] : query_start_loc[i + 1]`,
+    which are the last ones of its `seq_lens[i]` tokens.
+
+    Attributes:
+        query_start_loc_np: [num_reqs + 1], int32, on the host.
+        seq_lens_np: [num_reqs], int32, on the host; computed tokens plus this step's.
+        block_table: [num_reqs, max_blocks], int64; the blocks of each request in order
+            of position, valid up to its length.
+        slot_mapping: [num_tokens], int64; where each query token's K and V are written:
+            block id x block size + offset.
+    """
+
+    query_start_loc_np: npt.NDArray[np.int32]
+    seq_lens_np: npt.NDArray[np.int32]
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One attention layer of a model, as the dry run saw it.
+
+    Attributes:
+        layer_idx: as the model counts.
+        num_heads, num_kv_heads: query heads, and heads of K and V.
+        head_size, head_size_v: of queries and keys, and of values.
+        scale: what scores are multiplied by; models differ, never assume head_size ** -0.5.
+        sliding_window: a token sees itself and the `sliding_window - 1` before it; None is all.
+        softcap: scores become softcap * tanh(scores / softcap); None is off.
+    """
+
+    layer_idx: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKVCache:
+    """The paged cache of one layer.
+
+    Attributes:
+        key: [num_blocks, block_size, num_kv_heads, head_size].
+        value: [num_blocks, block_size, num_kv_heads, head_size_v].
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store the K and V of this step's tokens, [num_tokens, num_kv_heads, head size]."""
+        self.key.flatten(0, 1).index_copy_(0, slot_mapping, key)
+        self.value.flatten(0, 1).index_copy_(0, slot_mapping, value)
+
+
+class AttentionBackend(ABC, Generic[MetadataT]):
+    """A way to compute attention over the paged cache."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def why_not(cls, layer: AttentionLayer, device: torch.device, dtype: torch.dtype) -> str | None:
+        """A sentence that says why this backend cannot serve `layer` here, or None if it can."""
+
+    @abstractmethod
+    def prepare(self, batch: AttentionBatch) -> MetadataT:
+        """What all layers of one step share, computed once."""
+
+    @abstractmethod
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerKVCache,
+        layer: AttentionLayer,
+        metadata: MetadataT,
+    ) -> torch.Tensor:
+        """Causal attention of this step's queries over all of each request's tokens.
+
+        Args:
+            query: [num_tokens, num_heads, head_size].
+            key, value: [num_tokens, num_kv_heads, head_size (_v)], of the query tokens;
+                already written to the cache.
+            cache: of this layer.
+            layer: its constants.
+            metadata: from `prepare`.
+
+        Returns:
+            [num_tokens, num_heads, head_size_v], in the dtype of `query`.
+        """

@@ -1,0 +1,200 @@
+"""The way into transformers' models: our attention, registered in their `AttentionInterface`.
+
+A model asks its attention function for the output of one layer and knows nothing
+of paging. `PagedAttention` belongs to one model: it keeps the layers' caches and,
+for the length of a step, that step's metadata. The name is not registered in
+`AttentionMaskInterface`, so the models build no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from runnerctl.errors import ModelError
+from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
+
+ATTN_IMPLEMENTATION = "runnerctl_paged"
+
+# Keyword arguments that carry nothing the paged path would have to honour: positions
+# are already in the queries and keys, and outputs or caches are not asked for.
+_HARMLESS = frozenset(
+    {
+        "cache",
+        "cache_position",
+        "dropout",
+        "layer_idx",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+_HONOURED = frozenset({"scaling", "sliding_window", "softcap", "is_causal"})
+
+
+class PagedAttention:
+    """The attention of one model: caches per layer, metadata per step.
+
+    Life: `observe` a forward to learn the layers, `bind` their caches, then run
+    every forward inside `step`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers: dict[nn.Module, AttentionLayer] = {}
+        self._caches: dict[nn.Module, LayerKVCache] = {}
+        self._observing = False
+        self._backend: AttentionBackend[Any] | None = None
+        self._metadata: Any = None
+        for module in model.modules():
+            # Any module may be the one that calls; only the calls will tell.
+            module.__dict__["_paged_attention"] = self
+
+    @property
+    def layers(self) -> list[AttentionLayer]:
+        """The layers in the order in which the model runs them."""
+        return list(self._layers.values())
+
+    @contextmanager
+    def observe(self) -> Iterator[None]:
+        """Within this, calls compute nothing and are written down.
+
+        Raises:
+            ModelError: an argument came that the paged path would not honour.
+        """
+        self._observing = True
+        try:
+            yield
+        finally:
+            self._observing = False
+
+    def bind(self, backend: AttentionBackend[Any], caches: list[LayerKVCache]) -> None:
+        """Give each layer, in the order of `layers`, its cache."""
+        self._backend = backend
+        self._caches = dict(zip(self._layers, caches, strict=True))
+
+    @contextmanager
+    def step(self, metadata: Any, slot_mapping: torch.Tensor) -> Iterator[None]:
+        """Within this, forwards read and write the paged cache.
+
+        Args:
+            metadata: from the backend's `prepare`.
+            slot_mapping: [num_tokens], int64.
+
+        Raises:
+            RuntimeError: a step of this model is already under way.
+        """
+        if self._metadata is not None:
+            raise RuntimeError("a step of this model is already under way")
+        self._metadata = (metadata, slot_mapping)
+        try:
+            yield
+        finally:
+            self._metadata = None
+
+    def close(self) -> None:
+        """Let go of all caches."""
+        self._caches.clear()
+        self._backend = None
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """One layer of one step.
+
+        Args:
+            module: the calling layer.
+            query: [1, num_heads, num_tokens, head_size].
+            key, value: [1, num_kv_heads, num_tokens, head_size (_v)].
+
+        Returns:
+            [1, num_tokens, num_heads, head_size_v].
+        """
+        if self._backend is None or self._metadata is None:
+            raise RuntimeError("a forward of a paged model outside of a step")
+        metadata, slot_mapping = self._metadata
+        cache = self._caches[module]
+        # [1, H, T, D] -> [T, H, D]
+        query, key, value = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
+        cache.write(key, value, slot_mapping)
+        layer = self._layers[module]
+        return self._backend.forward(query, key, value, cache, layer, metadata).unsqueeze(0)
+
+    def note(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        arguments: dict[str, Any],
+    ) -> torch.Tensor:
+        """Write down one layer; the shapes are those of `attend`, the result is zeros."""
+        name = type(module).__name__
+        if module in self._layers:
+            raise ModelError(
+                f"{name} runs attention twice in one forward, which a paged cache cannot follow"
+            )
+        unknown = sorted(
+            key
+            for key, value in arguments.items()
+            if key not in _HARMLESS | _HONOURED and value is not None and value is not False
+        )
+        if unknown:
+            raise ModelError(
+                f"{name} passes {', '.join(unknown)} to its attention, which no attention "
+                "backend here honours yet"
+            )
+        is_causal = arguments.get("is_causal")
+        if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
+            raise ModelError(f"{name} is not causal: only decoder attention can be paged")
+        scale = arguments.get("scaling")
+        self._layers[module] = AttentionLayer(
+            layer_idx=int(getattr(module, "layer_idx", None) or 0),
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_size=key.shape[3],
+            head_size_v=value.shape[3],
+            scale=float(query.shape[3] ** -0.5 if scale is None else scale),
+            sliding_window=arguments.get("sliding_window"),
+            softcap=arguments.get("softcap"),
+        )
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    @property
+    def observing(self) -> bool:
+        """True within `observe`."""
+        return self._observing
+
+
+def _attention_function(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls; the signature is theirs."""
+    paged: PagedAttention = module.__dict__["_paged_attention"]
+    if not paged.observing:
+        return paged.attend(module, query, key, value), None
+    if attention_mask is not None:
+        arguments["attention_mask"] = attention_mask
+    return paged.note(module, query, key, value, arguments), None
+
+
+def register_attention() -> None:
+    """Make `ATTN_IMPLEMENTATION` known to transformers. Doing it again changes nothing."""
+    AttentionInterface.register(ATTN_IMPLEMENTATION, _attention_function)

@@ -1,0 +1,178 @@
+"""A transformers model whose attention is ours: packed tokens in, logits out.
+
+A dry run after loading counts one attention call per layer. An architecture whose
+layers go around the interface would otherwise run without a cache and be silently
+wrong; it is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from runnerctl.errors import ModelError
+from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
+from runnerctl.runner.attention.interface import PagedAttention
+from runnerctl.runner.protocol import AttentionLayerSpec
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+class PagedModel:
+    """A loaded model, checked and ready for packed steps.
+
+    Raises:
+        ModelError: the architecture cannot be served on a paged cache; says why.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._config = model.config.get_text_config(decoder=True)
+        self._architecture = type(model).__name__
+        self._takes_logits_to_keep = self._check_signature()
+        self._attention = PagedAttention(model)
+        self._dry_run()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        return self._model.dtype
+
+    @property
+    def layers(self) -> list[AttentionLayer]:
+        """The attention layers in order of execution."""
+        return self._attention.layers
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The context length in tokens, or None if the config sets no bound."""
+        return getattr(self._config, "max_position_embeddings", None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits per token."""
+        return int(self._config.vocab_size)
+
+    def layer_specs(self) -> tuple[AttentionLayerSpec, ...]:
+        """What the cache must hold, layer by layer."""
+        return tuple(
+            AttentionLayerSpec(
+                layer_idx=layer.layer_idx,
+                num_kv_heads=layer.num_kv_heads,
+                head_size=layer.head_size,
+                head_size_v=layer.head_size_v,
+                dtype_bytes=self.dtype.itemsize,
+            )
+            for layer in self.layers
+        )
+
+    def allocate_cache(
+        self, backend: AttentionBackend[Any], num_blocks: int, block_size: int
+    ) -> None:
+        """Allocate the paged cache of every layer and bind it."""
+        caches = []
+        for layer in self.layers:
+            shape = (num_blocks, block_size, layer.num_kv_heads)
+            key = torch.empty(*shape, layer.head_size, dtype=self.dtype, device=self.device)
+            value = torch.empty(*shape, layer.head_size_v, dtype=self.dtype, device=self.device)
+            caches.append(LayerKVCache(key, value))
+        self._attention.bind(backend, caches)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        metadata: Any,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """One step over the packed tokens of all requests.
+
+        Args:
+            input_ids, positions: [num_tokens], int64.
+            rows: [num_rows], int64; the tokens whose logits are wanted.
+            metadata: from the backend's `prepare`.
+            slot_mapping: [num_tokens], int64.
+
+        Returns:
+            [num_rows, vocab_size].
+        """
+        with self._attention.step(metadata, slot_mapping):
+            return self._run(input_ids, positions, rows)
+
+    def close(self) -> None:
+        """Let go of the cache."""
+        self._attention.close()
+
+    def _run(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        keep = {"logits_to_keep": rows} if self._takes_logits_to_keep else {}
+        output = self._model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            **keep,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._takes_logits_to_keep else logits[rows]
+
+    def _check_signature(self) -> bool:
+        """Whether the head can be run on some tokens only."""
+        parameters = inspect.signature(self._model.forward).parameters
+        if "position_ids" not in parameters:
+            raise ModelError(
+                f"{self._architecture} takes no position_ids, so its positions cannot be told "
+                "apart in a packed batch",
+            )
+        return "logits_to_keep" in parameters
+
+    @torch.inference_mode()
+    def _dry_run(self) -> None:
+        tokens = torch.zeros(2, dtype=torch.int64, device=self.device)
+        with self._attention.observe():
+            self._run(tokens, torch.arange(2, device=self.device), tokens[:1])
+        _check_layers(self._architecture, self._config, self.layers)
+
+
+def _check_layers(
+    architecture: str, config: PretrainedConfig, layers: list[AttentionLayer]
+) -> None:
+    """Compare what the dry run saw with what the config promises."""
+    expected = int(config.num_hidden_layers)
+    if len(layers) != expected:
+        raise ModelError(
+            f"{architecture} ran {len(layers)} of its {expected} layers through the attention "
+            "interface; the others bypass the paged KV cache, so its answers would be wrong",
+            remedy="this architecture cannot be served yet",
+        )
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        unknown = sorted(set(layer_types) - _LAYER_TYPES)
+        if unknown:
+            raise ModelError(
+                f"{architecture} has layers of type {', '.join(unknown)}; only full and sliding "
+                "attention can be served yet"
+            )
+        windowed = [kind == "sliding_attention" for kind in layer_types[:expected]]
+    else:
+        # without a list, a window in the config is meant for every layer or for none
+        windowed = [False] * expected
+        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+            windowed = [True] * expected
+    pairs = zip(layers, windowed, strict=True)
+    silent = [x.layer_idx for x, has_window in pairs if has_window and not x.sliding_window]
+    if silent:
+        raise ModelError(
+            f"{architecture} has a sliding window in layers {silent} but does not pass it to its "
+            "attention, so its answers would be wrong beyond the window",
+            remedy="this architecture cannot be served yet",
+        )
