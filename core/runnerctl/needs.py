@@ -1,0 +1,89 @@
+"""What a configuration needs of a runner, and the host's own veto where a runner lacks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from runnerctl.ballots import Forbid
+from runnerctl.config import EngineConfig
+from runnerctl.decision import Need, PluginRecord
+from runnerctl.runner.spec import CAPABILITIES, RunnerSpec
+from runnerctl.selection import StampedBallot
+
+# fact -> capability, in the order in which needs are listed
+_FACTS = {
+    "is_moe": "moe",
+    "is_mla": "mla",
+    "is_hybrid": "hybrid",
+    "is_attention_free": "attention_free",
+    "is_encoder_decoder": "encoder_decoder",
+    "is_multimodal": "multimodal",
+}
+_PARALLEL = {
+    "tensor_parallel_size": "tp",
+    "prefill_context_parallel_size": "pcp",
+}
+
+
+def needs_of(config: EngineConfig) -> tuple[Need, ...]:
+    """The capabilities this configuration needs, each with the fact or setting behind it.
+
+    A configuration without facts (its model could not be read) has only the needs of
+    its settings.
+    """
+    needs = []
+    facts = config.facts
+    if facts is not None:
+        evidence = facts.evidence
+        needs.append(Need(facts.runner_type, _because(evidence.get("runner_type"))))
+        needs += [
+            Need(capability, _because(evidence.get(fact)))
+            for fact, capability in _FACTS.items()
+            if getattr(facts, fact)
+        ]
+    for name, capability in _PARALLEL.items():
+        size = getattr(config.parallel, name)
+        if size > 1:
+            where = config.where(name)
+            needs.append(Need(capability, f"{where} is {size}", where))
+    return tuple(needs)
+
+
+def capability_forbids(
+    needs: Sequence[Need],
+    runners: Mapping[str, RunnerSpec],
+    provider: Callable[[str], PluginRecord],
+) -> list[StampedBallot]:
+    """The host's own `Forbid` for every runner that lacks something, listing all it lacks.
+
+    Each is stamped with the plugin that provides the runner.
+    """
+    ballots = []
+    for name in sorted(runners):
+        offered = runners[name].capabilities
+        missing = [need for need in needs if need.capability not in offered]
+        if missing:
+            record = provider(name)
+            forbid = Forbid(name, _lacks(name, missing), _remedy(missing))
+            ballots.append(StampedBallot(forbid, record.name, record.distribution, record.version))
+    return ballots
+
+
+def _because(evidence: str | None) -> str:
+    return f"the model's config says {evidence}" if evidence else "the model is of this kind"
+
+
+def _lacks(runner: str, missing: Sequence[Need]) -> str:
+    listed = ", ".join(
+        f"{need.capability} ({CAPABILITIES.get(need.capability, need.capability)}; {need.reason})"
+        for need in missing
+    )
+    return f"checked by the host: {runner} lacks {listed}"
+
+
+def _remedy(missing: Sequence[Need]) -> str:
+    ways = [f"set {need.setting} to 1" for need in missing if need.setting]
+    of_model = [need.capability for need in missing if not need.setting]
+    if of_model:
+        ways.append(f"use another model, or a runner that offers {', '.join(of_model)}")
+    return " and ".join(ways)

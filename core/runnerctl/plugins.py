@@ -1,0 +1,345 @@
+"""`PluginHost`: finds plugins, keeps what became of each, and asks them one at a time.
+
+A host is a plain object: nothing is loaded at import, nothing is global, and two
+hosts do not disturb each other. pluggy parses and checks the plugins; the host calls
+each implementation itself, so that every answer has a name on it and a plugin that
+raises loses nobody else's answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from runnerctl.ballots import Discourage, Forbid, Require, Vote
+from runnerctl.decision import Decision, PluginRecord
+from runnerctl.plugin_checks import (
+    GUARDED,
+    Implementation,
+    PluginFaultError,
+    check_host_version,
+    collect,
+    explain,
+    implementations,
+    new_manager,
+    options_model,
+    runner_specs,
+)
+from runnerctl.plugin_discovery import Wishes, clashes, fold, installed, is_builtin
+from runnerctl.problems import Problem
+from runnerctl.runner.spec import RunnerSpec
+from runnerctl.selection import StampedBallot
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from runnerctl.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+_BALLOTS = (Vote, Discourage, Require, Forbid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """One plugin as it was found: its record, and what it gave if it is active."""
+
+    record: PluginRecord
+    implementations: Mapping[str, Sequence[Implementation]] = field(default_factory=dict)
+    specs: tuple[RunnerSpec, ...] = ()
+    options: type[BaseModel] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Roll:
+    """The plugins taken together, after clashes between them are settled."""
+
+    records: tuple[PluginRecord, ...]
+    problems: tuple[Problem, ...]
+    runners: Mapping[str, RunnerSpec]
+    providers: Mapping[str, PluginRecord]
+    options: Mapping[str, type[BaseModel]]
+    implementations: Mapping[str, Sequence[tuple[PluginRecord, Implementation]]]
+
+
+class PluginHost:
+    """The plugins of one engine or one decision.
+
+    `PluginHost()` is empty; `PluginHost.discover()` has what is installed. The order
+    in which plugins are registered never matters.
+
+    Args:
+        strict: a plugin that cannot load, or that raises in a hook, is an error
+            instead of a warning.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self._manager = new_manager()
+        self._loaded: list[_Loaded] = []
+        self._problems: list[Problem] = []
+        self._wishes = Wishes()
+        self._roll: _Roll | None = None
+
+    @classmethod
+    def discover(
+        cls,
+        *,
+        plugins: Sequence[str] = (),
+        allowed: Sequence[str] | None = None,
+        strict: bool = False,
+        plugins_setting: str = "-p",
+        allowed_setting: str = "RUNNERCTL_PLUGINS",
+    ) -> PluginHost:
+        """Load the installed plugins, one at a time, in name order. Never raises for a bad one.
+
+        Args:
+            plugins: `NAME` must load; `no:NAME` is not imported.
+            allowed: the only third-party plugins that may load; None for all. A plugin
+                named in `plugins` is allowed by that.
+            strict: as for `PluginHost`.
+            plugins_setting, allowed_setting: how the user spelled the two settings, for
+                messages.
+        """
+        host = cls(strict=strict)
+        host._wishes = Wishes.of(plugins, allowed, plugins_setting, allowed_setting)
+        candidates = installed()
+        host._problems += host._wishes.problems(c.name for c in candidates)
+        clashing = clashes(candidates)
+        for c in candidates:
+            record = PluginRecord(c.name, c.distribution, c.version, "active")
+            if reason := host._wishes.block_reason(c):
+                host._loaded.append(_Loaded(replace(record, status="blocked", error=reason)))
+            elif reason := clashing.get(c, ""):
+                host._fail(record, reason)
+            else:
+                host._load(record, c.load)
+        return host
+
+    def register(
+        self, plugin: object, *, name: str, distribution: str = "", version: str = ""
+    ) -> PluginRecord:
+        """Add a plugin from code. A plugin that does not fit is recorded as failed, not raised.
+
+        Args:
+            plugin: a module, or any object with `@hookimpl` functions or methods.
+            name: its name, as an entry point would give it.
+            distribution, version: what messages say it came from.
+
+        Returns:
+            what became of it. A clash with other plugins shows only in `records`.
+        """
+        record = PluginRecord(fold(name), distribution, version, "active")
+        taken = [x.record for x in self._loaded if x.record.name == record.name]
+        if taken and taken[0].status != "blocked":
+            self._fail(record, f"the name is taken by {_called(taken[0])}")
+        elif not record.name:
+            self._fail(record, "it has no name")
+        else:
+            self._load(record, lambda: plugin)
+        return self._loaded[-1].record
+
+    @property
+    def records(self) -> tuple[PluginRecord, ...]:
+        """What became of each plugin, in name order."""
+        return self._settled().records
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What was wrong at load."""
+        return self._settled().problems
+
+    @property
+    def runners(self) -> Mapping[str, RunnerSpec]:
+        """The runners that active plugins provide, by name."""
+        return self._settled().runners
+
+    def provider(self, runner: str) -> PluginRecord:
+        """The plugin that provides `runner`.
+
+        Raises:
+            KeyError: nobody provides it.
+        """
+        return self._settled().providers[runner]
+
+    def validated_options(
+        self, raw: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Mapping[str, BaseModel], tuple[Problem, ...]]:
+        """One options object per plugin that declares options, from what the user wrote.
+
+        Args:
+            raw: values by plugin name and option. Text for an option that takes a list
+                is split at commas.
+
+        Returns:
+            the objects (defaults where nothing valid was given), and an error for each
+            unknown plugin, unknown option and wrong value.
+        """
+        from runnerctl.plugin_options import validated
+
+        options, problems = validated(raw, self._settled().options, self.records)
+        return options, tuple(problems)
+
+    def ballots(
+        self, config: EngineConfig, *, strict: bool = False
+    ) -> tuple[list[StampedBallot], list[Problem]]:
+        """Ask every plugin's `select_runner`; stamp each ballot with its origin."""
+        answers, problems = self._ask(
+            "select_runner",
+            {"config": config},
+            _BALLOTS,
+            "warning" if not (strict or self.strict) else "error",
+            "The vote is counted without what it had left to say, which could have been a veto",
+        )
+        stamped = [StampedBallot(b, r.name, r.distribution, r.version) for r, b in answers]
+        return stamped, problems
+
+    def validate(
+        self, config: EngineConfig, decision: Decision, *, strict: bool = False
+    ) -> list[Problem]:
+        """Ask every plugin's `validate_config`; name the plugin in each problem."""
+        answers, problems = self._ask(
+            "validate_config",
+            {"config": config, "decision": decision},
+            (Problem,),
+            "warning" if not (strict or self.strict) else "error",
+            "What it would have reported is not known",
+        )
+        return [replace(problem, plugin=r.name) for r, problem in answers] + problems
+
+    def _ask(
+        self,
+        hook: str,
+        arguments: Mapping[str, Any],
+        kinds: tuple[type, ...],
+        severity: Literal["error", "warning"],
+        consequence: str,
+    ) -> tuple[list[tuple[PluginRecord, Any]], list[Problem]]:
+        """Every answer with the record of the plugin that gave it, and the faults.
+
+        What a plugin answered before its fault counts: a veto must not get lost.
+        """
+        answers: list[tuple[PluginRecord, Any]] = []
+        problems = []
+        for record, implementation in self._settled().implementations.get(hook, ()):
+            given: list[Any] = []
+            try:
+                collect(implementation(arguments), kinds, given)
+            except GUARDED as error:
+                logger.debug("%s: %s", _called(record), hook, exc_info=error)
+                message = f"{_called(record)} failed in hook {hook!r}: {explain(error)}."
+                problems.append(
+                    Problem(
+                        severity, f"{message} {consequence}", _way_out(record), None, record.name
+                    )
+                )
+            answers += [(record, answer) for answer in given]
+        return answers, problems
+
+    def _load(self, record: PluginRecord, load: Callable[[], object]) -> None:
+        """Import, check and ask one plugin for its runners and options."""
+        try:
+            plugin = load()
+        except GUARDED as error:
+            logger.debug("importing %s", _called(record), exc_info=error)
+            self._fail(record, f"import failed: {explain(error)}")
+            return
+        try:
+            check_host_version(plugin)
+            found = implementations(self._manager, plugin, record.name)
+            record = replace(record, hooks=tuple(sorted(found)))
+            specs = runner_specs(found.get("register_runners", ()))
+            options = options_model(found.get("register_options", ()))
+        except PluginFaultError as fault:
+            logger.debug("loading %s", _called(record), exc_info=fault)
+            self._fail(record, str(fault))
+            return
+        self._roll = None
+        self._loaded.append(_Loaded(record, found, specs, options))
+
+    def _fail(self, record: PluginRecord, why: str) -> None:
+        self._roll = None
+        self._loaded.append(_Loaded(replace(record, status="failed", error=why)))
+        must = self.strict or record.name in self._wishes.required
+        self._problems.append(_fault(record, why, "error" if must else "warning"))
+
+    def _settled(self) -> _Roll:
+        if self._roll is None:
+            self._roll = _settle(self._loaded, self._problems)
+        return self._roll
+
+
+def _settle(loaded: Sequence[_Loaded], found: Sequence[Problem]) -> _Roll:
+    """Settle clashes over runner names and the fallback; put everything in name order.
+
+    Built-in plugins come first, then name order decides who keeps a disputed runner,
+    so that the order of registration does not. A clash is an error either way.
+    """
+    records, problems, active = [], list(found), []
+    runners: dict[str, RunnerSpec] = {}
+    providers: dict[str, PluginRecord] = {}
+    for plugin in sorted(loaded, key=_settling_order):
+        record = plugin.record
+        if record.status == "active" and (clash := _clash(plugin.specs, runners, providers)):
+            record = replace(record, status="failed", error=clash)
+            problems.append(_fault(record, clash, "error"))
+        records.append(record)
+        if record.status == "active":
+            active.append(plugin)
+            for spec in plugin.specs:
+                runners[spec.name], providers[spec.name] = spec, record
+    active.sort(key=lambda plugin: plugin.record.name)
+    asked: dict[str, list[tuple[PluginRecord, Implementation]]] = {}
+    for plugin in active:
+        for hook, functions in plugin.implementations.items():
+            asked.setdefault(hook, []).extend((plugin.record, f) for f in functions)
+    return _Roll(
+        records=tuple(sorted(records, key=lambda r: (r.name, r.distribution, r.version))),
+        problems=tuple(sorted(problems, key=lambda p: (p.plugin or "", p.message))),
+        runners={name: runners[name] for name in sorted(runners)},
+        providers=providers,
+        options={p.record.name: p.options for p in active if p.options is not None},
+        implementations=asked,
+    )
+
+
+def _settling_order(plugin: _Loaded) -> tuple[bool, str]:
+    return (not is_builtin(plugin.record.distribution), plugin.record.name)
+
+
+def _clash(
+    specs: Sequence[RunnerSpec],
+    runners: Mapping[str, RunnerSpec],
+    providers: Mapping[str, PluginRecord],
+) -> str:
+    """What in `specs` another plugin claims already; empty if nothing."""
+    for spec in specs:
+        if spec.name in runners:
+            return f"runner {spec.name!r} is provided by {_called(providers[spec.name])} too"
+    fallbacks = [s.name for s in runners.values() if s.fallback]
+    claims = [s.name for s in specs if s.fallback]
+    if fallbacks and claims:
+        other = _called(providers[fallbacks[0]])
+        return f"{claims[0]!r} claims to be the fallback, and so does {fallbacks[0]!r} of {other}"
+    if len(claims) > 1:
+        return f"only one runner can be the fallback, not {' and '.join(claims)}"
+    return ""
+
+
+def _fault(record: PluginRecord, why: str, severity: Literal["error", "warning"]) -> Problem:
+    message = f"{_called(record)} cannot be used and is left out: {why}"
+    return Problem(severity, message, _way_out(record), None, record.name)
+
+
+def _called(record: PluginRecord) -> str:
+    origin = f"{record.distribution} {record.version}".strip()
+    return f"plugin {record.name!r} ({origin})" if origin else f"plugin {record.name!r}"
+
+
+def _way_out(record: PluginRecord) -> str:
+    block = f"block it with -p no:{record.name}"
+    if not record.distribution or is_builtin(record.distribution):
+        return block
+    return f"update or uninstall {record.distribution}, or {block}"

@@ -1,0 +1,156 @@
+"""The sentences of the count: who said what, what is wrong, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from runnerctl.decision import ExplicitChoice, PluginRecord
+from runnerctl.problems import Problem
+from runnerctl.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from runnerctl.selection import StampedBallot
+
+_VERB = {
+    "vote": "votes for",
+    "discourage": "discourages",
+    "require": "requires",
+    "forbid": "forbids",
+}
+
+
+def plugins(ballots: Iterable[StampedBallot]) -> str:
+    """The names of the plugins behind `ballots`, comma-joined."""
+    return ", ".join(sorted({b.plugin for b in ballots}))
+
+
+def nobody_provides(runner: str, runners: Collection[str]) -> str:
+    """Why ballots for `runner` are moot."""
+    return f"nobody provides runner {runner!r}{did_you_mean(runner, runners)}"
+
+
+def unprovided(ballots: Sequence[StampedBallot], runners: Collection[str]) -> list[Problem]:
+    """One note for each runner that soft ballots or vetoes name and nobody provides."""
+    soft = [b for b in ballots if b.kind != "require"]
+    return [
+        Problem(
+            "note",
+            f"{nobody_provides(runner, runners).rstrip('?')} "
+            f"(named by {plugins(b for b in soft if b.runner == runner)}); "
+            "these ballots have no effect",
+        )
+        for runner in sorted({b.runner for b in soft})
+    ]
+
+
+def required_but_unprovided(
+    asking: Sequence[StampedBallot],
+    runners: Collection[str],
+    unavailable: Sequence[PluginRecord],
+) -> Problem:
+    """Rule 0: a Require of a runner that is not there."""
+    runner = asking[0].runner
+    install = f"install a plugin that provides {runner!r}{_unavailable(unavailable)}"
+    return Problem(
+        "error",
+        f"{nobody_provides(runner, runners).rstrip('?')}, but {_said(asking)}",
+        remedy=_ways_out(asking, first=install),
+    )
+
+
+def required_but_forbidden(
+    asking: Sequence[StampedBallot], against: Sequence[StampedBallot]
+) -> Problem:
+    """Rule 1: one plugin requires what another (or the same) forbids."""
+    return Problem(
+        "error",
+        f"no runner can serve this configuration: {_said(asking)}, but {_said(against)}",
+        remedy=_ways_out([*asking, *against]),
+    )
+
+
+def two_requires(requires: Sequence[StampedBallot]) -> Problem:
+    """Rule 1: two different required runners."""
+    return Problem(
+        "error",
+        f"plugins require different runners: {_said(requires)}",
+        remedy=_ways_out(requires),
+    )
+
+
+def unknown_choice(
+    explicit: ExplicitChoice,
+    runners: Collection[str],
+    unavailable: Sequence[PluginRecord],
+) -> Problem:
+    """Rule 2: the user asked for a runner nobody provides."""
+    there = ", ".join(sorted(runners)) or "none"
+    return Problem(
+        "error",
+        f"{nobody_provides(explicit.runner, runners).rstrip('?')}; runners that are there: {there}",
+        remedy=f"choose one of them or 'auto', or install a plugin that provides "
+        f"{explicit.runner!r}{_unavailable(unavailable)}",
+        setting=explicit.setting,
+    )
+
+
+def choice_against_hard(explicit: ExplicitChoice, against: Sequence[StampedBallot]) -> Problem:
+    """Rule 2: the user's choice cannot serve this configuration."""
+    return Problem(
+        "error",
+        f"runner {explicit.runner!r} was asked for, but {_said(against)}",
+        remedy=_ways_out(against, first=f"remove {explicit.setting}"),
+        setting=explicit.setting,
+    )
+
+
+def tie(votes: Sequence[StampedBallot], tied: Sequence[str], winner: str | None) -> Problem:
+    """Rule 4: equal support at the highest priority."""
+    message = f"the vote is tied between runners {', '.join(tied)}: {_said(votes)}"
+    remedy = f"choose with --runner {'|'.join(tied)}, or raise the priority of one vote"
+    if winner is None:
+        return Problem("error", f"{message}; strict mode takes no guess", remedy=remedy)
+    return Problem("warning", f"{message}; {winner} serves", remedy=remedy)
+
+
+def nothing_left(
+    vetoes: Sequence[StampedBallot],
+    runners: Collection[str],
+    free: Sequence[str],
+) -> Problem:
+    """Rule 6: no vote stands and the fallback cannot serve."""
+    if not runners:
+        return Problem(
+            "error",
+            "no plugin provides a runner",
+            remedy="install or unblock one; `runnerctl plugins list` shows what became of each",
+        )
+    reasons = [_said(vetoes)] if vetoes else []
+    if free:
+        reasons.append(f"no vote stands for {', '.join(free)}, and none of these is the fallback")
+    ask = f"choose it yourself with --runner {'|'.join(free)}" if free else ""
+    return Problem(
+        "error",
+        f"no runner can serve this configuration: {'; '.join(reasons)}",
+        remedy=_ways_out([b for b in vetoes if b.kind == "forbid"], first=ask),
+    )
+
+
+def _said(ballots: Sequence[StampedBallot]) -> str:
+    return "; ".join(f"{b.plugin} {_VERB[b.kind]} {b.runner} ({b.ballot.reason})" for b in ballots)
+
+
+def _ways_out(ballots: Sequence[StampedBallot], first: str = "") -> str:
+    """`first`, the ballots' own remedies, and blocking those plugins that offer none."""
+    ways = [first] if first else []
+    ways += [b.remedy for b in ballots if b.remedy]
+    ways += [f"block the plugin with -p no:{b.plugin}" for b in ballots if not b.remedy]
+    return ", or ".join(dict.fromkeys(ways))
+
+
+def _unavailable(records: Sequence[PluginRecord]) -> str:
+    if not records:
+        return ""
+    listed = "; ".join(f"{r.name}: {r.status}, {r.error}" for r in records)
+    return f" (not loaded: {listed})"
