@@ -1,0 +1,254 @@
+"""`runnerctl generate`: one answer, streamed to stdout; everything else goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runnerctl.cli.flags import MODEL_HELP
+from runnerctl.cli.guard import USERS_FAULT
+from runnerctl.errors import PromptError, UserError
+
+if TYPE_CHECKING:
+    from runnerctl.engine.llm import LLM
+    from runnerctl.engine.sampling_params import SamplingParams
+    from runnerctl.resolve import Resolved
+
+DEFAULT_MODEL = "smollm2-135m"
+ENGINE_MODULES = frozenset(
+    {"torch", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "accelerate", "jinja2"}
+)
+
+
+class OutputFormat(StrEnum):
+    """How the answer is printed."""
+
+    text = "text"
+    json = "json"
+
+
+def _sampling(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Sampling", **more)
+
+
+def generate(  # noqa: PLR0913 - one parameter for each flag
+    *,
+    settings: dict[str, Any],
+    config_file: Path | None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt. Without it, or with -, stdin is read.", metavar="PROMPT"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help=f"{MODEL_HELP} Default: {DEFAULT_MODEL}.", metavar="MODEL"),
+    ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Continue the prompt as it is, without the model's chat template."
+        ),
+    ] = False,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", help="System message of the chat.", metavar="TEXT"),
+    ] = None,
+    output: Annotated[
+        OutputFormat,
+        typer.Option(
+            "--format",
+            metavar="text|json",
+            help="text comes as it is made, json when it is complete.",
+        ),
+    ] = OutputFormat.text,
+    stats: Annotated[bool, typer.Option("--stats", help="Report tokens and times.")] = False,
+    max_tokens: Annotated[
+        int, _sampling("--max-tokens", metavar="INTEGER", help="Tokens to generate at most.")
+    ] = 256,
+    temperature: Annotated[
+        float,
+        _sampling("--temperature", metavar="NUMBER", help="0 always takes the most likely token."),
+    ] = 0.0,
+    top_k: Annotated[
+        int,
+        _sampling(
+            "--top-k",
+            metavar="INTEGER",
+            help="Choose among the k most likely tokens; 0: among all.",
+        ),
+    ] = 0,
+    top_p: Annotated[
+        float,
+        _sampling(
+            "--top-p",
+            metavar="NUMBER",
+            help="Choose among the likeliest tokens that add up to this share.",
+        ),
+    ] = 1.0,
+    seed: Annotated[
+        int | None,
+        _sampling("--seed", metavar="INTEGER", help="The same seed gives the same answer."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        _sampling("--stop", metavar="TEXT", help="Text that ends the answer. Repeatable."),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, _sampling("--ignore-eos", help="Go on past the model's end-of-text tokens.")
+    ] = False,
+) -> None:
+    """Answer PROMPT with a language model, served by the runner that the plugins chose."""
+    from runnerctl.engine.sampling_params import SamplingParams
+
+    text = _read_prompt(prompt)
+    try:
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+            ignore_eos=ignore_eos,
+        )
+    except UserError as exc:
+        raise _named_as_flag(exc) from exc
+    resolved = _resolve(model, settings, config_file)
+    llm = _load(resolved)
+    try:
+        _answer(llm, _as_prompt(llm, text, raw=raw, system=system), params, resolved, output, stats)
+    finally:
+        llm.close()
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise PromptError(
+            "there is no prompt",
+            remedy='give one, as in: runnerctl generate "Why is the sky blue?"',
+        )
+    if prompt in (None, "-"):
+        try:
+            prompt = sys.stdin.read()
+        except UnicodeDecodeError as exc:
+            raise PromptError(f"stdin is not {exc.encoding} text") from exc
+    if not prompt or not prompt.strip():
+        raise PromptError("the prompt is empty", remedy="give some text, or pipe some in")
+    return prompt
+
+
+def _named_as_flag(exc: UserError) -> UserError:
+    """The same error with a sampling parameter spelled as its flag."""
+    if exc.setting is None:
+        return exc
+    flag = "--" + exc.setting.replace("_", "-")
+    return UserError(exc.message.replace(exc.setting, flag, 1), remedy=exc.remedy, setting=flag)
+
+
+def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | None) -> Resolved:
+    from runnerctl.resolve import resolve
+
+    resolved = resolve(
+        model,
+        source="command line",
+        config_file=config_file,
+        default_model=DEFAULT_MODEL,
+        **settings,
+    )
+    decision = resolved.decision
+    from runnerctl.cli import render
+
+    named = resolved.config.model.model if resolved.config else model
+    if not decision.ok:
+        render.show(render.validation_report(decision, named), stderr=True)
+        raise typer.Exit(USERS_FAULT)
+    line = f"{render.outcome(decision, named)} {render.reason(decision)}"
+    render.show(line, stderr=True)
+    if warnings := [p for p in decision.problems if p.severity == "warning"]:
+        render.show(render.problem_list(warnings), stderr=True)
+    return resolved
+
+
+def _load(resolved: Resolved) -> LLM:
+    try:
+        from runnerctl.engine.llm import LLM
+
+        return LLM.from_resolved(resolved)
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").partition(".")[0]
+        if missing not in ENGINE_MODULES:
+            raise
+        raise UserError(
+            f"running a model needs {missing}, which is not installed",
+            remedy="pip install 'runnerctl[engine]'",
+        ) from exc
+
+
+def _as_prompt(llm: LLM, text: str, *, raw: bool, system: str | None) -> Any:
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    token_ids = None if raw else llm.chat_prompt(messages)
+    if token_ids is not None:
+        return {"prompt_token_ids": token_ids}
+    if system is not None:
+        why = "--raw leaves it out" if raw else "this model has none"
+        raise UserError(f"--system needs a chat template, and {why}", setting="--system")
+    return text
+
+
+def _answer(
+    llm: LLM,
+    prompt: Any,
+    params: SamplingParams,
+    resolved: Resolved,
+    output: OutputFormat,
+    stats: bool,
+) -> None:
+    if hasattr(sys.stdout, "reconfigure"):
+        # a terminal that cannot show a character must not end the answer
+        sys.stdout.reconfigure(errors="replace")
+    text = ""
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    for delta in llm.stream([prompt], params):
+        text += delta.text
+        token_ids += delta.token_ids
+        finish_reason = delta.finish_reason or finish_reason
+        if output is OutputFormat.text:
+            print(delta.text, end="", flush=True)
+    if output is OutputFormat.text:
+        print("" if text.endswith("\n") else "\n", end="", flush=True)
+    else:
+        assert resolved.config is not None
+        record: dict[str, Any] = {
+            "model": resolved.config.model.model,
+            "runner": resolved.decision.runner,
+            "text": text,
+            "token_ids": token_ids,
+            "finish_reason": finish_reason,
+        }
+        if stats:
+            record["stats"] = asdict(llm.stats())
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    if stats and output is OutputFormat.text:
+        print(_stats_line(llm), file=sys.stderr)
+
+
+def _stats_line(llm: LLM) -> str:
+    s = llm.stats()
+    parts = [f"{s.num_prompt_tokens} prompt tokens"]
+    if s.num_cached_tokens:
+        parts[0] += f" ({s.num_cached_tokens} cached)"
+    parts.append(f"{s.num_generated_tokens} generated")
+    parts.append(f"{s.time_to_first_token_s:.2f} s to the first")
+    parts.append(f"{s.tokens_per_second:.1f} tokens/s")
+    if s.num_preemptions:
+        parts.append(f"{s.num_preemptions} preemptions")
+    return ", ".join(parts)

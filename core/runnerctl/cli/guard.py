@@ -1,0 +1,82 @@
+"""What every command does when something goes wrong: exit codes, never a traceback."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NoReturn
+
+import typer
+
+from runnerctl.errors import UserError
+
+FINE = 0
+OUR_FAULT = 1
+USERS_FAULT = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn exceptions of a command into a message and an exit code; adds `--traceback`."""
+
+    @wraps(command)
+    def wrapper(*, traceback: bool, **arguments: Any) -> None:
+        try:
+            command(**arguments)
+            # here rather than at interpreter exit, where a closed pipe could not be caught
+            sys.stdout.flush()
+        except UserError as exc:
+            if traceback:
+                raise
+            _fail(f"error: {exc}", USERS_FAULT)
+        except KeyboardInterrupt:
+            _fail("interrupted", INTERRUPTED)
+        except BrokenPipeError:
+            _drop_stdout()
+            raise typer.Exit(BROKEN_PIPE) from None
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as exc:
+            if traceback:
+                raise
+            _fail(
+                f"internal error: {type(exc).__name__}: {exc}\n"
+                "  This is a fault of runnerctl or of a plugin. "
+                "The same command with --traceback shows where.",
+                OUR_FAULT,
+            )
+
+    flag = inspect.Parameter(
+        "traceback",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=typer.Option(False, "--traceback", help="On an error, show Python's traceback."),
+        annotation=bool,
+    )
+    return with_parameters(wrapper, [*inspect.signature(command).parameters.values(), flag])
+
+
+def with_parameters(
+    function: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give `function` the signature that typer reads its arguments and options from."""
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    function.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in keyword}
+    return function
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _drop_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of failing."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is no file, as in a test
+        return
