@@ -22,8 +22,13 @@ class CacheSize:
     max_model_len: int
 
 
-def cache_size(config: EngineConfig, spec: KVCacheSpec) -> CacheSize:
+def cache_size(config: EngineConfig, context_length: int | None, spec: KVCacheSpec) -> CacheSize:
     """Size the cache for a loaded model.
+
+    Args:
+        config: what the user set.
+        context_length: of the model, in tokens; None if unbounded.
+        spec: the cache it needs, and the memory there is.
 
     A `max_model_len` that the user set has to fit; one that comes from the model is
     cut down to what the cache holds.
@@ -33,7 +38,7 @@ def cache_size(config: EngineConfig, spec: KVCacheSpec) -> CacheSize:
             the user asked for; names the settings that would help.
     """
     block_size = config.cache.block_size
-    num_blocks, setting = _num_blocks(config, spec)
+    num_blocks, setting = _num_blocks(config, context_length, spec)
     capacity = num_blocks * block_size
     asked = config.model.max_model_len
     if asked is not None and asked > capacity:
@@ -45,11 +50,13 @@ def cache_size(config: EngineConfig, spec: KVCacheSpec) -> CacheSize:
             f"{setting}",
             setting=config.where("max_model_len"),
         )
-    limit = asked or spec.max_model_len or capacity
+    limit = asked or context_length or capacity
     return CacheSize(num_blocks, min(limit, capacity))
 
 
-def _num_blocks(config: EngineConfig, spec: KVCacheSpec) -> tuple[int, str]:
+def _num_blocks(
+    config: EngineConfig, context_length: int | None, spec: KVCacheSpec
+) -> tuple[int, str]:
     """The size of the pool, and the setting that would make it larger."""
     cache = config.cache
     if cache.num_gpu_blocks_override is not None:
@@ -67,7 +74,7 @@ def _num_blocks(config: EngineConfig, spec: KVCacheSpec) -> tuple[int, str]:
         )
     if cache.kv_cache_memory_bytes is None:
         # more than all requests at full length can use would never be touched
-        longest = config.model.max_model_len or spec.max_model_len
+        longest = config.model.max_model_len or context_length
         if longest is not None:
             per_request = -(-longest // cache.block_size)
             num_blocks = min(num_blocks, per_request * config.scheduler.max_num_seqs)

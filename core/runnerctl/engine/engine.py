@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runnerctl.engine.block_pool import BlockPool
-from runnerctl.engine.cache_size import CacheSize, cache_size
+from runnerctl.engine.cache_size import cache_size
 from runnerctl.engine.outputs import FinishReason
 from runnerctl.engine.request import Request
 from runnerctl.engine.sampling_params import SamplingParams
@@ -34,7 +34,8 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._executor = UniprocExecutor(spec, context)
         try:
-            self.cache_size: CacheSize = cache_size(config, self._executor.load())
+            self.model, kv_cache_spec = self._executor.load()
+            self.cache_size = cache_size(config, self.model.max_model_len, kv_cache_spec)
             self._executor.start(self.cache_size.num_blocks, self.cache_size.max_model_len)
         except BaseException:
             self._executor.shutdown()

@@ -30,6 +30,7 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.waiting: deque[Request] = deque()
+        # in order of arrival, always: who is preempted last comes back first
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -84,17 +85,16 @@ class Scheduler:
         return updated
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request, whatever its state, and free its blocks."""
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        elif request.status is not RequestStatus.FINISHED:
-            self.waiting.remove(request)
+        """End a request, whatever its state, and free its blocks; once it is ended, do nothing."""
+        if request.status is RequestStatus.FINISHED:
+            return
+        (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         self._finished_ids.add(request.request_id)
-        self.requests.pop(request.request_id, None)
+        del self.requests[request.request_id]
 
     def _schedule_running(self, step: _Step) -> None:
         # Decodes first; among equals who has waited longest, so that nobody starves
@@ -117,23 +117,20 @@ class Scheduler:
             self._take(step, request, num_tokens)
 
     def _make_room(self, num_blocks: int, request: Request, step: _Step) -> bool:
-        """Preempt the latest arrivals until `num_blocks` are free.
+        """Preempt requests that came after `request`, latest first, until `num_blocks` are free.
 
-        Only requests that are not part of this step can go. If that is not enough,
-        `request` sits this step out: those already in the step use the memory.
+        Those that are part of this step stay. If that is not enough, `request` sits
+        this step out. The oldest request can take the blocks of all others, so
+        somebody always goes on.
         """
         while self.pool.num_free_blocks < num_blocks:
             step.out_of_memory = True
-            victims = (
-                r
-                for r in reversed(self.running)
-                if r is not request and r.request_id not in step.num_scheduled_tokens
-            )
-            victim = next(victims, None)
-            if victim is None:
+            later = self.running[self.running.index(request) + 1 :]
+            victims = [r for r in later if r.request_id not in step.num_scheduled_tokens]
+            if not victims:
                 return False
-            self._preempt(victim)
-            step.preempted_ids.add(victim.request_id)
+            self._preempt(victims[-1])
+            step.preempted_ids.add(victims[-1].request_id)
         return True
 
     def _preempt(self, request: Request) -> None:

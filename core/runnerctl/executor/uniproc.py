@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from runnerctl.errors import PluginError
-from runnerctl.runner.protocol import KVCacheSpec, ModelRunner, WorkerContext
+from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, ModelRunner, WorkerContext
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import StepHandle, StepPlan
 
@@ -20,10 +20,9 @@ class UniprocExecutor:
     def __init__(self, spec: RunnerSpec, context: WorkerContext) -> None:
         self._runner = _make_runner(spec, context)
 
-    def load(self) -> KVCacheSpec:
-        """Load the model; returns the cache it needs."""
-        self._runner.load()
-        return self._runner.kv_cache_spec()
+    def load(self) -> tuple[LoadedModel, KVCacheSpec]:
+        """Load the model; returns what it is and the cache it needs."""
+        return self._runner.load(), self._runner.kv_cache_spec()
 
     def start(self, num_blocks: int, max_model_len: int) -> None:
         """Allocate the cache and warm up."""

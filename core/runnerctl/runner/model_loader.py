@@ -69,6 +69,12 @@ def load_model(
                 output_loading_info=True,
             )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        if isinstance(error, KeyError) and error.args == (attn_implementation,):
+            raise ModelError(
+                f"{config['model_type']} models choose among attention classes of their own and "
+                "cannot be given a paged one",
+                remedy="this architecture cannot be served yet",
+            ) from error
         raise ModelError(
             f"transformers cannot load {folder}: {error}",
             remedy="check that the checkpoint is complete and its config.json belongs to it",

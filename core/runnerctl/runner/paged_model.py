@@ -39,12 +39,14 @@ class PagedModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._model.device
+        device: torch.device = self._model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and cache."""
-        return self._model.dtype
+        dtype: torch.dtype = self._model.dtype
+        return dtype
 
     @property
     def layers(self) -> list[AttentionLayer]:

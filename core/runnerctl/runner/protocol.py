@@ -27,6 +27,19 @@ class WorkerContext:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine has to know of a loaded model.
+
+    Attributes:
+        vocab_size: prompts may hold token ids below this.
+        max_model_len: the context length in tokens, or None if unbounded.
+    """
+
+    vocab_size: int
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionLayerSpec:
     """The KV cache one attention layer needs.
 
@@ -55,12 +68,10 @@ class KVCacheSpec:
 
     Attributes:
         layers: one per attention layer, in order of execution.
-        max_model_len: the context length of the loaded model in tokens, or None if unbounded.
         available_bytes: memory the runner would give to the cache.
     """
 
     layers: tuple[AttentionLayerSpec, ...]
-    max_model_len: int | None
     available_bytes: int
 
     @property
@@ -76,7 +87,7 @@ class ModelRunner(Protocol):
     returns an object with these methods. It may import torch; the engine does not.
     """
 
-    def load(self) -> None:
+    def load(self) -> LoadedModel:
         """Build the model and load its weights.
 
         Raises:

@@ -12,7 +12,7 @@ from runnerctl.runner.attention.registry import choose_backend
 from runnerctl.runner.memory import available_cache_bytes, default_device
 from runnerctl.runner.model_loader import load_model, resolve_dtype
 from runnerctl.runner.paged_model import PagedModel
-from runnerctl.runner.protocol import KVCacheSpec, WorkerContext
+from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.runner.sampler import SamplingBatch, sample
 from runnerctl.runner.step import FinishedStep, StepHandle, StepPlan, StepResult
 
@@ -28,7 +28,7 @@ class ModelRunnerV1:
         self._device = default_device()
         self._requests: dict[str, RequestState] = {}
 
-    def load(self) -> None:
+    def load(self) -> LoadedModel:
         """See `ModelRunner.load`."""
         register_attention()
         config = self._config.model
@@ -49,12 +49,12 @@ class ModelRunnerV1:
             setting=self._config.where("attention_backend"),
         )
         self._backend = backend(self._config.cache.block_size)
+        return LoadedModel(self._model.vocab_size, self._model.max_model_len)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """See `ModelRunner.kv_cache_spec`."""
         return KVCacheSpec(
             layers=self._model.layer_specs(),
-            max_model_len=self._model.max_model_len,
             available_bytes=available_cache_bytes(self._device),
         )
 

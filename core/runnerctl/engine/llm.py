@@ -1,0 +1,247 @@
+"""`LLM`: text in, text out. The offline API, and what the command line runs on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runnerctl.engine.detokenizer import IncrementalDetokenizer
+from runnerctl.engine.engine import Engine
+from runnerctl.engine.live_request import LiveRequest
+from runnerctl.engine.outputs import RequestOutput, StreamDelta
+from runnerctl.engine.prompts import PromptLike, as_prompts
+from runnerctl.engine.sampling_params import SamplingParams
+from runnerctl.engine.stats import EngineStats
+from runnerctl.engine.tokenizer import eos_token_ids_of, load_tokenizer
+from runnerctl.errors import ConfigError, PromptError, UserError
+from runnerctl.models.store import ensure_local
+from runnerctl.resolve import Resolved, resolve
+from runnerctl.runner.protocol import WorkerContext
+
+if TYPE_CHECKING:
+    from runnerctl.decision import Decision
+
+
+class LLM:
+    """A model on the runner that the plugins voted for.
+
+    Args:
+        model: a folder, a GGUF file, a named model or a hub id.
+        runner: a runner's name; None or `auto` lets the plugins vote.
+        settings: every flag of the command line, with underscores: `dtype`,
+            `max_model_len`, `max_num_seqs`, `block_size`, `plugins` ...
+
+    Raises:
+        ConfigError: the configuration cannot be served; carries the Decision.
+        ModelError: the model cannot be fetched or loaded.
+        UserError: the model does not fit, or a setting is out of place.
+
+    Example:
+        with LLM("smollm2-135m") as llm:
+            print(llm.decision.runner)
+            [output] = llm.generate("The capital of France is", SamplingParams(temperature=0))
+            print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str | Path, *, runner: str | None = None, **settings: Any) -> None:
+        self._start(resolve(model, runner=runner, **settings))
+
+    @classmethod
+    def from_resolved(cls, resolved: Resolved) -> LLM:
+        """An LLM from a configuration that was resolved, and perhaps shown, before."""
+        llm = cls.__new__(cls)
+        llm._start(resolved)
+        return llm
+
+    def _start(self, resolved: Resolved) -> None:
+        self.decision: Decision = resolved.decision
+        if not self.decision.ok or resolved.config is None or resolved.reference is None:
+            raise ConfigError(self.decision)
+        assert self.decision.runner is not None
+        config = resolved.config
+        folder = ensure_local(resolved.reference)
+        trust = config.model.trust_remote_code
+        self._tokenizer = load_tokenizer(folder, trust_remote_code=trust)
+        eos = self._tokenizer.eos_token_ids if self._tokenizer else eos_token_ids_of(folder)
+        self._engine: Engine | None = Engine(
+            resolved.host.runners[self.decision.runner],
+            WorkerContext(config, self.decision, folder),
+            frozenset(eos),
+        )
+        self._live: dict[str, LiveRequest] = {}
+        self._next_id = 0
+        self._stats = EngineStats()
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt plus answer, in tokens."""
+        return self._running_engine().cache_size.max_model_len
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many, together.
+
+        Args:
+            prompts: text, a list of token ids, `{"prompt": text}` or
+                `{"prompt_token_ids": ids}`, or a list of those.
+            sampling_params: for all prompts, or one per prompt. Default: `SamplingParams()`.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            PromptError: a prompt is empty, too long or has unknown token ids. Nothing
+                was generated then.
+        """
+        live = self._admit(prompts, sampling_params)
+        try:
+            while any(not entry.finished for entry in live):
+                self._step()
+        finally:
+            self._release(live)
+        return [entry.output() for entry in live]
+
+    def stream(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamDelta]:
+        """As `generate`, but each step's new text as it comes.
+
+        Closing the iterator early aborts what is not finished. Several streams of one
+        LLM may be read in turns; their requests share steps.
+        """
+        # Not itself a generator: a bad prompt is to raise here, not at the first delta.
+        return self._stream(self._admit(prompts, sampling_params))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestOutput:
+        """Answer a conversation: `[{"role": "user", "content": ...}, ...]`.
+
+        Raises:
+            PromptError: the model has no chat template.
+        """
+        token_ids = self.chat_prompt(messages)
+        if token_ids is None:
+            raise PromptError(
+                "this model has no chat template",
+                remedy="use generate with a plain prompt, or take an instruction-tuned model",
+            )
+        return self.generate({"prompt_token_ids": token_ids}, sampling_params)[0]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
+        """A conversation as prompt tokens, or None if the model has no chat template."""
+        return self._tokenizer.chat(messages) if self._tokenizer else None
+
+    def stats(self) -> EngineStats:
+        """What this LLM has done so far."""
+        return replace(
+            self._stats, num_preemptions=self._running_engine().scheduler.num_preemptions
+        )
+
+    def close(self) -> None:
+        """Free the model and its memory. Doing it again changes nothing."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _running_engine(self) -> Engine:
+        if self._engine is None:
+            raise UserError("this LLM was closed", remedy="make a new one")
+        return self._engine
+
+    def _admit(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[LiveRequest]:
+        """Check everything, then queue everything."""
+        engine = self._running_engine()
+        checked = as_prompts(
+            prompts,
+            self._tokenizer,
+            vocab_size=engine.model.vocab_size,
+            max_model_len=engine.cache_size.max_model_len,
+        )
+        params = _per_prompt(sampling_params, len(checked))
+        if self._tokenizer is None and any(p.stop for p in params):
+            raise UserError(
+                "stop strings need a tokenizer, and this model has none",
+                remedy="use stop_token_ids",
+                setting="stop",
+            )
+        live = []
+        for index, (prompt, param) in enumerate(zip(checked, params, strict=True)):
+            request_id = str(self._next_id)
+            self._next_id += 1
+            seeded = param if param.seed is not None else replace(param, seed=secrets.randbits(63))
+            request = engine.add_request(request_id, prompt.token_ids, seeded)
+            detokenizer = None
+            if self._tokenizer is not None:
+                detokenizer = IncrementalDetokenizer(
+                    self._tokenizer, param.skip_special_tokens, param.stop
+                )
+            live.append(LiveRequest(index, prompt, request, detokenizer))
+            self._live[request_id] = live[-1]
+        return live
+
+    def _stream(self, live: list[LiveRequest]) -> Iterator[StreamDelta]:
+        try:
+            while True:
+                for entry in live:
+                    yield from entry.take_deltas()
+                if all(entry.finished for entry in live):
+                    return
+                self._step()
+        finally:
+            self._release(live)
+
+    def _step(self) -> None:
+        """One engine step; its tokens become text in their requests."""
+        engine = self._running_engine()
+        started = time.perf_counter()
+        for request in engine.step():
+            entry = self._live[request.request_id]
+            entry.take_token()
+            if request.finish_reason is not None:
+                engine.finish(request, request.finish_reason)
+                self._stats.count_request(entry)
+        self._stats.count_step(time.perf_counter() - started)
+
+    def _release(self, live: list[LiveRequest]) -> None:
+        """Forget requests; those still running are aborted."""
+        for entry in live:
+            if self._engine is not None and not entry.finished:
+                self._engine.finish(entry.request, "abort")
+            self._live.pop(entry.request.request_id, None)
+
+
+def _per_prompt(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    """One SamplingParams for each prompt."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise UserError(
+            f"{count} prompts came with {len(sampling_params)} SamplingParams",
+            remedy="give one for all, or one per prompt",
+            setting="sampling_params",
+        )
+    return sampling_params

@@ -1,0 +1,113 @@
+"""Prompts in the forms that callers write them, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runnerctl.errors import PromptError
+
+if TYPE_CHECKING:
+    from runnerctl.engine.tokenizer import Tokenizer
+
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A checked prompt: its text, if it came as text, and its token ids."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+
+
+def as_prompts(
+    prompts: PromptLike | Sequence[PromptLike],
+    tokenizer: Tokenizer | None,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+) -> list[Prompt]:
+    """Every accepted spelling as a list of `Prompt`.
+
+    Args:
+        prompts: one prompt or a list: text, token ids, `{"prompt": text}` or
+            `{"prompt_token_ids": ids}`.
+        tokenizer: for prompts that are text; None if the model has none.
+        vocab_size: token ids are below this.
+        max_model_len: prompts must leave room for one token below this.
+
+    Raises:
+        PromptError: names the prompt at fault by its place in the list.
+    """
+    is_one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
+    many: Sequence[object] = [prompts] if is_one else list(prompts)
+    checked = []
+    for index, prompt in enumerate(many):
+        where = f"prompt {index}" if len(many) > 1 else "the prompt"
+        one = _as_prompt(prompt, tokenizer, where)
+        _check(one, where, vocab_size, max_model_len)
+        checked.append(one)
+    return checked
+
+
+def _is_token_ids(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) > 0
+        and all(type(item) is int for item in value)
+    )
+
+
+def _as_prompt(prompt: object, tokenizer: Tokenizer | None, where: str) -> Prompt:
+    text: object = prompt
+    if isinstance(prompt, Mapping):
+        known = {"prompt", "prompt_token_ids"} & set(prompt)
+        if set(prompt) != known or len(known) != 1:
+            raise PromptError(
+                f"{where} is a dict with the keys {sorted(map(str, prompt))}",
+                remedy="give either 'prompt' (text) or 'prompt_token_ids' (a list of ints)",
+            )
+        if "prompt_token_ids" in prompt:
+            return _from_token_ids(prompt["prompt_token_ids"], where)
+        text = prompt["prompt"]
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise PromptError(
+                f"{where} is text, but this model has no tokenizer",
+                remedy="give token ids: {'prompt_token_ids': [...]}",
+            )
+        return Prompt(text, tuple(tokenizer.encode(text)))
+    return _from_token_ids(text, where)
+
+
+def _from_token_ids(value: object, where: str) -> Prompt:
+    if isinstance(value, Sequence) and not value:
+        return Prompt(None, ())
+    if not _is_token_ids(value):
+        raise PromptError(
+            f"{where} is {type(value).__name__}, neither text nor a list of token ids",
+            remedy="give a str, a list of ints, or {'prompt_token_ids': [...]}",
+        )
+    assert isinstance(value, Sequence)
+    return Prompt(None, tuple(value))
+
+
+def _check(prompt: Prompt, where: str, vocab_size: int, max_model_len: int) -> None:
+    if not prompt.token_ids:
+        raise PromptError(f"{where} is empty", remedy="give at least one token to continue from")
+    bad = [token for token in prompt.token_ids if not 0 <= token < vocab_size]
+    if bad:
+        raise PromptError(
+            f"{where} has the token id {bad[0]}, but this model knows 0 to {vocab_size - 1}",
+            remedy="was it encoded with another model's tokenizer?",
+        )
+    if len(prompt.token_ids) >= max_model_len:
+        raise PromptError(
+            f"{where} has {len(prompt.token_ids)} tokens; prompt and answer together may have "
+            f"{max_model_len}",
+            remedy="shorten it, or raise --max-model-len if the model and the KV cache allow it",
+            setting="max_model_len",
+        )
