@@ -18,9 +18,11 @@ The errors of rules 0 to 2 are collected and reported together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from runnerctl import selection_messages as say
 from runnerctl.ballots import Ballot, BallotKind
@@ -121,7 +123,7 @@ def count(
         problems, judge = [], partial(_under_order, runner=runner, by=by)
     else:
         poll = Poll(known, runners, strict)
-        runner, problems, judge = poll.winner, poll.problems(), _Verdicts(poll).of
+        runner, problems, judge = poll.winner, poll.problems(), poll.verdict
     return Outcome(runner, _stamp_verdicts(box, runners, judge), (*problems, *notes))
 
 
@@ -154,8 +156,9 @@ def _hard_errors(
     return errors
 
 
-class Poll:
-    """Rules 4 to 6 over the ballots for provided runners.
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a poll ended.
 
     Attributes:
         winner: the runner, or None (a tie in strict mode, or nothing left).
@@ -163,129 +166,128 @@ class Poll:
         top: the highest priority of a standing vote; None if no vote stands.
     """
 
+    winner: str | None
+    tied: tuple[str, ...]
+    top: int | None = field(compare=False)
+
+
+def elect(
+    votes: Collection[tuple[str, int, str]],
+    bars: Mapping[str, float],
+    fallback: str | None,
+    strict: bool,
+) -> Result:
+    """Rules 4 and 5.
+
+    Args:
+        votes: (runner, priority, plugin), each once.
+        bars: per vetoed runner the priority above which a vote for it stands; infinite
+            for a forbidden one.
+        fallback: the fallback runner, if any.
+        strict: a tie has no winner.
+    """
+    standing = [vote for vote in votes if vote[1] > bars.get(vote[0], -inf)]
+    top = max((priority for _, priority, _ in standing), default=None)
+    support = Counter(runner for runner, priority, _ in standing if priority == top)
+    most = max(support.values(), default=0)
+    leaders = sorted(runner for runner, plugins in support.items() if plugins == most)
+    if len(leaders) > 1:
+        first = fallback if fallback in leaders else leaders[0]
+        return Result(None if strict else first, tuple(leaders), top)
+    if leaders:
+        return Result(leaders[0], (), top)
+    forbidden = fallback is None or bars.get(fallback) == inf
+    return Result(None if forbidden else fallback, (), None)
+
+
+class Poll:
+    """Rules 4 to 6 over the ballots for provided runners, and the status of each ballot.
+
+    A veto is decisive if the poll would end differently without the vetoes against its
+    runner. Lifting them changes only how that one runner fares, so vetoes that are moot
+    one runner at a time are moot together.
+    """
+
     def __init__(
-        self,
-        known: Sequence[StampedBallot],
-        runners: Mapping[str, RunnerSpec],
-        strict: bool,
-        lifted: str | None = None,
+        self, known: Sequence[StampedBallot], runners: Mapping[str, RunnerSpec], strict: bool
     ) -> None:
-        """Hold the poll; `lifted` leaves out all vetoes against that one runner."""
-        self.known, self.runners, self.strict = known, runners, strict
+        self.known, self.runners = known, runners
         self.votes = [b for b in known if b.kind == "vote"]
         self.vetoes: dict[str, list[StampedBallot]] = {}
         for b in known:
-            if b.kind in ("discourage", "forbid") and b.runner != lifted:
+            if b.kind != "vote":  # a Require would have settled the matter before
                 self.vetoes.setdefault(b.runner, []).append(b)
 
-        standing = [b for b in self.votes if not self.vetoing(b)]
-        self.top = max((b.level for b in standing), default=None)
-        support: dict[str, set[str]] = {}  # plugins, not ballots: each counts once per runner
-        for b in standing:
-            if b.level == self.top:
-                support.setdefault(b.runner, set()).add(b.plugin)
-        most = max(map(len, support.values()), default=0)
-        leaders = sorted(runner for runner, plugins in support.items() if len(plugins) == most)
+        bars = {runner: max(map(_bar, against)) for runner, against in self.vetoes.items()}
+        votes = {(b.runner, b.level, b.plugin) for b in self.votes}
         fallback = next((r for r in sorted(runners) if runners[r].fallback), None)
+        self.result = elect(votes, bars, fallback, strict)
+        self.turned = {  # runners with decisive vetoes
+            runner
+            for runner in bars
+            if elect(votes, {**bars, runner: -inf}, fallback, strict) != self.result
+        }
 
-        self.tied = tuple(leaders) if len(leaders) > 1 else ()
-        self.winner: str | None
-        if self.tied:
-            first = fallback if fallback in leaders else leaders[0]
-            self.winner = None if strict else first
-        elif leaders:
-            self.winner = leaders[0]
-        else:
-            self.winner = None if fallback is None or self.forbids(fallback) else fallback
-
-    def vetoing(self, vote: StampedBallot) -> list[StampedBallot]:
-        """The vetoes that cancel this vote."""
-        against = self.vetoes.get(vote.runner, ())
-        return [b for b in against if b.kind == "forbid" or b.level >= vote.level]
-
-    def forbids(self, runner: str) -> list[StampedBallot]:
-        """The Forbids of one runner."""
-        return [b for b in self.vetoes.get(runner, ()) if b.kind == "forbid"]
-
-    def leading_votes(self) -> list[StampedBallot]:
-        """The votes the result rests on: the winner's (or the tied runners') at the top.
-
-        At one priority all votes for a runner stand or fall together, so these stand.
-        """
-        leaders: Collection[str | None] = self.tied or (self.winner,)
-        return [b for b in self.votes if b.level == self.top and b.runner in leaders]
+        self.winner, self.tied = self.result.winner, self.result.tied
+        leaders = self.tied or (self.winner,)
+        self.leading = [b for b in self.votes if b.level == self.result.top and b.runner in leaders]
+        winning = [b for b in self.leading if self.winner in (b.runner, None)]
+        self.winning = {id(b) for b in winning}
+        self.by = say.plugins(winning) or "the fallback"
+        self._cancelled_by: dict[tuple[str, int], Verdict] = {}
+        self.lowest_vote: dict[str, int] = {}
+        for b in self.votes:
+            self.lowest_vote[b.runner] = min(b.level, self.lowest_vote.get(b.runner, b.level))
 
     def problems(self) -> list[Problem]:
         """The tie, or that nothing is left."""
         if self.tied:
-            return [say.tie(self.leading_votes(), self.tied, self.winner)]
+            return [say.tie(self.leading, self.tied, self.winner)]
         if self.winner is None:
-            free = [runner for runner in sorted(self.runners) if not self.forbids(runner)]
-            lowest = self.lowest_votes()
-            vetoes = [b for b in self.known if b.kind == "forbid" or _cancels(b, lowest)]
-            return [say.nothing_left(vetoes, self.runners, free)]
+            vetoes = [b for b in self.known if b.kind == "forbid" or self._cancels(b)]
+            forbidden = {b.runner for b in vetoes if b.kind == "forbid"}
+            return [say.nothing_left(vetoes, self.runners, sorted({*self.runners} - forbidden))]
         return []
 
-    def lowest_votes(self) -> dict[str, int]:
-        """The lowest priority at which each runner has a vote, standing or not."""
-        lowest: dict[str, int] = {}
-        for b in self.votes:
-            lowest[b.runner] = min(b.level, lowest.get(b.runner, b.level))
-        return lowest
+    def verdict(self, b: StampedBallot) -> Verdict:
+        """What became of one ballot for a provided runner."""
+        return self._of_vote(b) if b.kind == "vote" else self._of_veto(b)
 
-
-def _cancels(b: StampedBallot, lowest_votes: Mapping[str, int]) -> bool:
-    """True for a Discourage that cancels at least one vote."""
-    return b.kind == "discourage" and lowest_votes.get(b.runner, b.level + 1) <= b.level
-
-
-class _Verdicts:
-    """The status of each ballot of a poll.
-
-    A veto is decisive if the poll would end differently without the vetoes against
-    its runner. Lifting them changes only how that one runner fares, so vetoes that
-    are moot one runner at a time are moot together.
-    """
-
-    def __init__(self, poll: Poll) -> None:
-        self.poll = poll
-        self.winning = {
-            id(b) for b in poll.leading_votes() if poll.winner is None or b.runner == poll.winner
-        }
-        self.by = say.plugins(b for b in poll.votes if id(b) in self.winning) or "the fallback"
-        self.lowest_votes = poll.lowest_votes()
-        self.turned = {runner for runner in poll.vetoes if self._differs_without_vetoes(runner)}
-
-    def _differs_without_vetoes(self, runner: str) -> bool:
-        poll = self.poll
-        other = Poll(poll.known, poll.runners, poll.strict, lifted=runner)
-        return (other.winner, other.tied) != (poll.winner, poll.tied)
-
-    def of(self, b: StampedBallot) -> Verdict:
-        return self._vote(b) if b.kind == "vote" else self._veto(b)
-
-    def _vote(self, b: StampedBallot) -> Verdict:
-        poll = self.poll
+    def _of_vote(self, b: StampedBallot) -> Verdict:
         if id(b) in self.winning:
             return DECISIVE
-        if b.runner == poll.winner:
+        if b.runner == self.winner:
             return Verdict("moot", note=f"{b.runner} serves without it")
         if b.runner in self.turned:
-            return Verdict("overridden", say.plugins(poll.vetoing(b)))
-        if poll.winner is None:
+            return self._cancelled(b.runner, b.level)
+        if self.winner is None:
             return Verdict("moot", note="the tie is at a higher priority")
         return Verdict("overridden", self.by)
 
-    def _veto(self, b: StampedBallot) -> Verdict:
-        poll = self.poll
-        nothing_left = poll.winner is None and not poll.tied  # an error that lists each Forbid
+    def _cancelled(self, runner: str, priority: int) -> Verdict:
+        if (runner, priority) not in self._cancelled_by:  # votes come by the dozen
+            against = [veto for veto in self.vetoes[runner] if _bar(veto) >= priority]
+            by = Verdict("overridden", say.plugins(against))
+            self._cancelled_by[runner, priority] = by
+        return self._cancelled_by[runner, priority]
+
+    def _of_veto(self, b: StampedBallot) -> Verdict:
+        nothing_left = self.winner is None and not self.tied  # an error that lists each Forbid
         if b.kind == "forbid" and (b.runner in self.turned or nothing_left):
             return DECISIVE
-        if b.runner in self.turned and _cancels(b, self.lowest_votes):
+        if b.runner in self.turned and self._cancels(b):
             return DECISIVE
-        if b.runner == poll.winner:
+        if b.runner == self.winner:
             return Verdict("overridden", self.by)
         return Verdict("moot", note=f"{b.runner} would not have been chosen anyway")
+
+    def _cancels(self, b: StampedBallot) -> bool:
+        """True for a Discourage that cancels at least one vote."""
+        return b.kind == "discourage" and self.lowest_vote.get(b.runner, inf) <= b.level
+
+
+def _bar(veto: StampedBallot) -> float:
+    return inf if veto.kind == "forbid" else veto.level
 
 
 def _under_order(b: StampedBallot, runner: str, by: str) -> Verdict:
@@ -299,16 +301,8 @@ def _under_order(b: StampedBallot, runner: str, by: str) -> Verdict:
 
 
 def _canonical(b: StampedBallot) -> tuple[str | int, ...]:
-    return (
-        b.plugin,
-        b.kind,
-        b.runner,
-        b.level,
-        b.ballot.reason,
-        b.distribution,
-        b.version,
-        b.remedy,
-    )
+    x = b.ballot
+    return (b.plugin, x.kind, x.runner, b.level, x.reason, b.distribution, b.version, b.remedy)
 
 
 def _stamp_verdicts(
@@ -318,18 +312,19 @@ def _stamp_verdicts(
 ) -> tuple[CountedBallot, ...]:
     counted = []
     for b in box:
-        if b.runner in runners or b.kind == "require":
+        x = b.ballot
+        if x.runner in runners or x.kind == "require":
             verdict = judge(b)
         else:
-            verdict = Verdict("moot", note=say.nobody_provides(b.runner, runners))
+            verdict = Verdict("moot", note=say.nobody_provides(x.runner, runners))
         counted.append(
             CountedBallot(
                 plugin=b.plugin,
                 distribution=b.distribution,
                 version=b.version,
-                kind=b.kind,
-                runner=b.runner,
-                reason=b.ballot.reason,
+                kind=x.kind,
+                runner=x.runner,
+                reason=x.reason,
                 priority=b.priority,
                 remedy=b.remedy,
                 status=verdict.status,
