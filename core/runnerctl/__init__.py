@@ -9,7 +9,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from runnerctl.ballots import BUILTIN, Ballot, Discourage, Forbid, Require, Vote
     from runnerctl.config import EngineConfig, ModelFacts
-    from runnerctl.decide import decide
     from runnerctl.decision import Decision
     from runnerctl.engine.llm import LLM
     from runnerctl.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from runnerctl.hookspecs import hookimpl
     from runnerctl.plugins import PluginHost
     from runnerctl.problems import Problem
+    from runnerctl.resolve import decide
     from runnerctl.runner.spec import RunnerSpec
 
 # Where each public name lives. Importing it only when it is asked for keeps
@@ -45,7 +45,7 @@ _HOME = {
     "StreamDelta": "runnerctl.engine.outputs",
     "UserError": "runnerctl.errors",
     "Vote": "runnerctl.ballots",
-    "decide": "runnerctl.decide",
+    "decide": "runnerctl.resolve",
     "hookimpl": "runnerctl.hookspecs",
 }
 

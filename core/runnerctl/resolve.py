@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from runnerctl.config.engine_config import SECTIONS, EngineConfig, Origin, flag
 from runnerctl.config.settings import ArgumentSource, Settings, resolve_settings
-from runnerctl.decide import decide_config
+from runnerctl.deciding import decide_config
 from runnerctl.decision import Decision, PluginRecord
 from runnerctl.errors import UserError
 from runnerctl.plugins import PluginHost
 from runnerctl.problems import Problem
+from runnerctl.runner.attention.registry import check_backend_name
 
 if TYPE_CHECKING:
     from runnerctl.config.facts import ModelFacts
@@ -124,7 +125,7 @@ def resolve(
         facts=found.facts,
         origins=given.origins,
     )
-    problems += _length_problems(config)
+    problems += _setting_problems(config)
     return Resolved(config, host, decide_config(config, host, problems=problems), found.reference)
 
 
@@ -172,7 +173,7 @@ def _resolve_config(
         config = config.model_copy(update={"facts": found.facts if found else None})
     if config.facts is None or _has_error(problems):
         return Resolved(None, host, _undecided(host, problems, config.facts))
-    problems += _length_problems(config)
+    problems += _setting_problems(config)
     decision = decide_config(config, host, problems=problems)
     return Resolved(config, host, decision, found.reference if found else None)
 
@@ -245,22 +246,27 @@ def _named_as_written(problems: Iterable[Problem], given: Settings) -> list[Prob
     return [replace(p, setting=written.get(p.setting or "", p.setting)) for p in problems]
 
 
-def _length_problems(config: EngineConfig) -> list[Problem]:
-    """A length that the model was not made for."""
+def _setting_problems(config: EngineConfig) -> list[Problem]:
+    """What is wrong with the settings whatever the runner: a length, a backend's name."""
+    problems = []
     length = config.model.max_model_len
     context = config.facts.max_position_embeddings if config.facts else None
-    if length is None or context is None or length <= context:
-        return []
-    where = config.where("max_model_len")
-    return [
-        Problem(
-            "error",
-            f"{where} is {length}, more than the context of {config.model.model}, "
-            f"which is {context} tokens",
-            remedy=f"set it to {context} or less, or leave it out",
-            setting=where,
+    if length is not None and context is not None and length > context:
+        where = config.where("max_model_len")
+        problems.append(
+            Problem(
+                "error",
+                f"{where} is {length}, more than the context of {config.model.model}, "
+                f"which is {context} tokens",
+                remedy=f"set it to {context} or less, or leave it out",
+                setting=where,
+            )
         )
-    ]
+    try:
+        check_backend_name(config.runner.attention_backend, config.where("attention_backend"))
+    except UserError as error:
+        problems.append(Problem("error", error.message, error.remedy, error.setting))
+    return problems
 
 
 def _has_error(problems: Iterable[Problem]) -> bool:

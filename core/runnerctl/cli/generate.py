@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from runnerctl.resolve import Resolved
 
 DEFAULT_MODEL = "smollm2-135m"
-ENGINE_MODULES = frozenset(
-    {"torch", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "accelerate", "jinja2"}
-)
+ENGINE_MODULES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
 
 
 class OutputFormat(StrEnum):
@@ -176,18 +175,16 @@ def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | No
 
 
 def _load(resolved: Resolved) -> LLM:
-    try:
-        from runnerctl.engine.llm import LLM
-
-        return LLM.from_resolved(resolved)
-    except ModuleNotFoundError as exc:
-        missing = (exc.name or "").partition(".")[0]
-        if missing not in ENGINE_MODULES:
-            raise
+    # asked before anything is imported or fetched, which would be in vain
+    missing = [name for name in ENGINE_MODULES if find_spec(name) is None]
+    if missing:
         raise UserError(
-            f"running a model needs {missing}, which is not installed",
+            f"running a model needs {', '.join(missing)}, not installed here",
             remedy="pip install 'runnerctl[engine]'",
-        ) from exc
+        )
+    from runnerctl.engine.llm import LLM
+
+    return LLM.from_resolved(resolved)
 
 
 def _as_prompt(llm: LLM, text: str, *, raw: bool, system: str | None) -> Any:

@@ -42,7 +42,7 @@ def show(content: RenderableType, *, stderr: bool = False) -> None:
     color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(file=file, color_system=color_system, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(content)
+        console.print(content, crop=False)
     # tables fill their lines with blanks, which get in the way of copying
     lines = [line.rstrip() for line in capture.get().splitlines()]
     print("\n".join(lines), file=file)
@@ -79,8 +79,7 @@ def reason(decision: Decision) -> str:
 
 def decision_report(decision: Decision, model: str | None) -> RenderableType:
     """Everything `explain` shows."""
-    style = "bold green" if decision.ok else "bold red"
-    parts: list[RenderableType] = [Text(outcome(decision, model), style)]
+    parts: list[RenderableType] = [_verdict(decision, model)]
     errors = [p for p in decision.problems if p.severity == "error"]
     others = [p for p in decision.problems if p.severity != "error"]
     if why := reason(decision):
@@ -102,11 +101,9 @@ def decision_report(decision: Decision, model: str | None) -> RenderableType:
 
 def validation_report(decision: Decision, model: str | None) -> RenderableType:
     """The problems only, or that there are none."""
-    style = "bold green" if decision.ok else "bold red"
-    verdict = Text(outcome(decision, model), style)
+    verdict = _verdict(decision, model)
     if not decision.problems:
-        verdict.append(" Nothing is wrong with this configuration.", "not bold")
-        return verdict
+        return Group(verdict, "Nothing is wrong with this configuration.")
     return Group(verdict, "", problem_list(decision.problems))
 
 
@@ -213,6 +210,12 @@ def _facts(decision: Decision) -> str:
     if facts.max_position_embeddings:
         parts.append(f"context of {facts.max_position_embeddings} tokens")
     return f"The model: {', '.join(parts)}."
+
+
+def _verdict(decision: Decision, model: str | None) -> Text:
+    # one line however long a path is, so that it can be copied and searched for
+    style = "bold green" if decision.ok else "bold red"
+    return Text(outcome(decision, model), style, no_wrap=True, overflow="ignore")
 
 
 def _explicit(decision: Decision) -> str:

@@ -1,0 +1,221 @@
+"""`runnerctl generate` over a stand-in for the engine: what goes where, and the exit codes."""
+
+import json
+import sys
+import types
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from runnerctl.cli.main import app
+from runnerctl.engine.outputs import StreamDelta
+from runnerctl.engine.sampling_params import SamplingParams
+from runnerctl.errors import ModelError, PromptError
+
+
+@dataclass
+class FakeStats:
+    num_prompt_tokens: int = 5
+    num_generated_tokens: int = 2
+    time_to_first_token_s: float = 0.25
+    tokens_per_second: float = 8.0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class FakeLLM:
+    """Answers every prompt with two deltas; remembers what it was asked."""
+
+    made: ClassVar[list["FakeLLM"]] = []
+    has_chat_template = True
+    fails: Exception | None = None
+
+    def __init__(self, resolved) -> None:
+        self.resolved, self.closed = resolved, False
+        FakeLLM.made.append(self)
+
+    @classmethod
+    def from_resolved(cls, resolved):
+        return cls(resolved)
+
+    def chat_prompt(self, messages):
+        self.messages = messages
+        return [1, 2, 3] if self.has_chat_template else None
+
+    def stream(self, prompts, params):
+        self.prompts, self.params = prompts, params
+        if FakeLLM.fails:
+            raise FakeLLM.fails
+        yield StreamDelta("0", 0, "Grüß ", (7,))
+        yield StreamDelta("0", 0, "dich", (8,), "length")
+
+    def stats(self):
+        return FakeStats()
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch, tmp_path):
+    for name in ("RUNNERCTL_RUNNER", "VLLM_USE_V2_MODEL_RUNNER", "RUNNERCTL_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    module = types.ModuleType("runnerctl.engine.llm")
+    module.LLM = FakeLLM
+    monkeypatch.setitem(sys.modules, "runnerctl.engine.llm", module)
+    monkeypatch.setattr(FakeLLM, "made", [])
+    monkeypatch.setattr(FakeLLM, "fails", None)
+    monkeypatch.setattr(FakeLLM, "has_chat_template", True)
+    monkeypatch.setattr("runnerctl.cli.generate.ENGINE_MODULES", ())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], '
+        '"num_attention_heads": 4, "num_hidden_layers": 2}'
+    )
+
+
+def run(*arguments: str, stdin: str | None = None, code: int = 0):
+    result = CliRunner().invoke(app, ["generate", "--model", ".", *arguments], input=stdin)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_stdout_holds_the_answer_and_nothing_else() -> None:
+    result = run("hello")
+    assert result.stdout == "Grüß dich\n"
+    assert "v1 serves ." in result.stderr
+    assert FakeLLM.made[0].closed
+
+
+def test_the_chat_template_is_used_unless_raw() -> None:
+    run("hello", "--system", "Be brief.")
+    assert FakeLLM.made[0].prompts == [{"prompt_token_ids": [1, 2, 3]}]
+    assert FakeLLM.made[0].messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+    ]
+    run("hello", "--raw")
+    assert FakeLLM.made[1].prompts == ["hello"]
+
+
+def test_a_model_without_a_chat_template_continues_the_prompt(monkeypatch) -> None:
+    monkeypatch.setattr(FakeLLM, "has_chat_template", False)
+    run("hello")
+    assert FakeLLM.made[0].prompts == ["hello"]
+    assert "--system" in run("hello", "--system", "Be brief.", code=2).stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_the_prompt_may_come_from_stdin(arguments) -> None:
+    run(*arguments, "--raw", stdin="two\nlines\n")
+    assert FakeLLM.made[0].prompts == ["two\nlines\n"]
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt_is_the_users_fault(prompt) -> None:
+    assert "prompt is empty" in run(prompt, code=2).stderr
+    assert "prompt is empty" in run(stdin=prompt, code=2).stderr
+    assert FakeLLM.made == []
+
+
+def test_a_terminal_without_a_prompt_is_told_what_to_do(monkeypatch) -> None:
+    from runnerctl.cli import generate
+
+    terminal = types.SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(generate.sys, "stdin", terminal)
+    with pytest.raises(PromptError, match="runnerctl generate"):
+        generate._read_prompt(None)
+
+
+def test_sampling_flags_reach_the_engine() -> None:
+    flags = "--max-tokens 3 --temperature 0.5 --top-k 4 --top-p 0.9 --seed 6 --ignore-eos"
+    run("hello", *flags.split(), "--stop", "a", "--stop", "b c")
+    assert FakeLLM.made[0].params == SamplingParams(
+        max_tokens=3,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        seed=6,
+        stop=("a", "b c"),
+        ignore_eos=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--max-tokens", "0"),
+        ("--max-tokens", "x"),
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--temperature", "hot"),
+        ("--top-k", "-2"),
+        ("--top-p", "0"),
+        ("--top-p", "1.5"),
+        ("--seed", "x"),
+        ("--seed", str(2**64)),
+        ("--stop", ""),
+        ("--format", "table"),
+    ],
+)
+def test_a_wrong_sampling_flag_is_named(flag, value) -> None:
+    assert flag in run("hello", flag, value, code=2).stderr
+    assert FakeLLM.made == []
+
+
+def test_a_configuration_that_cannot_be_served_loads_nothing() -> None:
+    result = run("hello", "--runner", "v9", "--block-size", "no", code=2)
+    assert "--block-size" in result.stderr
+    assert result.stdout == ""
+    assert FakeLLM.made == []
+
+
+def test_settings_reach_the_engine() -> None:
+    run("hello", "--block-size", "32", "--no-enable-prefix-caching", "-p", "no:pcp")
+    config = FakeLLM.made[0].resolved.config
+    assert config.cache.block_size == 32
+    assert config.cache.enable_prefix_caching is False
+    assert config.plugins.plugins == ("no:pcp",)
+    assert config.where("block_size") == "--block-size"
+
+
+def test_json_holds_the_answer_with_its_tokens() -> None:
+    record = json.loads(run("hello", "--format", "json", "--stats").stdout)
+    assert record["text"] == "Grüß dich"
+    assert record["token_ids"] == [7, 8]
+    assert record["finish_reason"] == "length"
+    assert record["runner"] == "v1"
+    assert record["stats"]["num_generated_tokens"] == 2
+
+
+def test_stats_go_to_stderr() -> None:
+    result = run("hello", "--stats")
+    assert result.stdout == "Grüß dich\n"
+    assert "8.0 tokens/s" in result.stderr
+
+
+def test_without_the_engine_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr("runnerctl.cli.generate.ENGINE_MODULES", ("no_such_package",))
+    result = run("hello", code=2)
+    assert "no_such_package" in result.stderr
+    assert "pip install 'runnerctl[engine]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PromptError("the prompt is too long", remedy="shorten it"), 2),
+        (ModelError("the file is cut off"), 2),
+        (RuntimeError("shapes differ"), 1),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(), 141),
+    ],
+)
+def test_what_the_engine_raises_becomes_an_exit_code(error, code, monkeypatch) -> None:
+    monkeypatch.setattr(FakeLLM, "fails", error)
+    result = run("hello", code=code)
+    assert str(error) in result.stderr
+    assert "Traceback" not in result.stderr
+    assert FakeLLM.made[0].closed
