@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from runnerctl import Discourage, EngineConfig, ModelFacts, PluginHost, RunnerSpec, Vote, hookimpl
 from runnerctl.config.engine_config import ModelSection
-from runnerctl.decide import decide_config
+from runnerctl.deciding import decide_config
 
 
 def silent(number: int) -> object:

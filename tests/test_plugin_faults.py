@@ -17,7 +17,7 @@ from runnerctl import (
 )
 from runnerctl import plugin_discovery as discovery
 from runnerctl.config.engine_config import ModelSection, PluginSection
-from runnerctl.decide import decide_config
+from runnerctl.deciding import decide_config
 from runnerctl.decision import Decision
 
 CONFIG = EngineConfig(model=ModelSection(model="m"), facts=ModelFacts())
