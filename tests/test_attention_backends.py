@@ -7,7 +7,7 @@ import torch
 from attention_reference import reference_attention
 from runnerctl.errors import UserError
 from runnerctl.runner.attention.base import AttentionBatch, AttentionLayer, LayerKVCache
-from runnerctl.runner.attention.registry import BACKENDS, choose_backend
+from runnerctl.runner.attention.registry import BACKENDS, choose_backend, load_backend
 
 BLOCK_SIZE = 8
 HEADS = {"mha": (4, 4), "gqa": (6, 2), "mqa": (4, 1)}
@@ -76,9 +76,9 @@ def run(backend_class, mix, heads, head_size, *, head_size_v=None, dtype=torch.f
     return output, torch.cat(expected)
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+@pytest.fixture(params=BACKENDS)
 def backend(request):
-    return request.param
+    return load_backend(request.param)
 
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
@@ -118,6 +118,20 @@ def test_bfloat16_stays_within_its_own_rounding(backend):
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(UserError) as caught:
-        choose_backend("sdpaa", [], torch.device("cpu"), torch.float32)
-    assert "did you mean sdpa" in str(caught.value)
-    assert caught.value.setting == "--attention-backend"
+        choose_backend(
+            "sdpaa", [], torch.device("cpu"), torch.float32, setting="RUNNERCTL_ATTENTION_BACKEND"
+        )
+    assert "did you mean 'sdpa'" in str(caught.value)
+    assert caught.value.setting == "RUNNERCTL_ATTENTION_BACKEND"
+
+
+def test_a_backend_that_cannot_serve_a_layer_says_why(monkeypatch):
+    layer = AttentionLayer(0, 4, 2, 64, 64, 0.1)
+    sdpa = load_backend("sdpa")
+    monkeypatch.setattr(sdpa, "why_not", classmethod(lambda *_: "the layer is too wide"))
+    with pytest.raises(UserError, match="sdpa: the layer is too wide"):
+        choose_backend("auto", [layer], torch.device("cpu"), torch.float32, setting="-")
+
+
+def test_the_table_names_the_backends_as_they_name_themselves():
+    assert {name: load_backend(name).name for name in BACKENDS} == {name: name for name in BACKENDS}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from runnerctl import RunnerSpec, hookimpl
+from collections.abc import Iterator
+
+from runnerctl import Decision, EngineConfig, Problem, RunnerSpec, hookimpl
 
 
 @hookimpl
@@ -16,3 +18,11 @@ def register_runners() -> list[RunnerSpec]:
             fallback=True,
         )
     ]
+
+
+@hookimpl
+def validate_config(config: EngineConfig, decision: Decision) -> Iterator[Problem]:
+    """Say what V1 makes nothing of."""
+    if decision.runner == "v1" and config.runner.enforce_eager:
+        where = config.where("enforce_eager")
+        yield Problem("note", f"v1 is always eager; {where} changes nothing", setting=where)
