@@ -35,21 +35,14 @@ class Resolved:
         config: the configuration; None if the settings or the model are at fault.
         host: the plugins that were asked.
         decision: the outcome, with every problem found on the way.
-        reference: where the model is; None if it could not be found, or was given as
-            the content of a `config.json`.
+        reference: where the model is; None if it could not be found, or if an
+            `EngineConfig` came with its facts.
     """
 
     config: EngineConfig | None
     host: PluginHost
     decision: Decision
     reference: ModelReference | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    name: str
-    facts: ModelFacts
-    reference: ModelReference | None
 
 
 def decide(
@@ -110,23 +103,25 @@ def resolve(
     options, option_problems = host.validated_options(given.plugin_options)
     problems = [*given.problems, *_named_as_written(option_problems, given)]
 
-    named = model if isinstance(model, Mapping) else given.values.get("model", default_model)
-    found = _read_model(named, _where(given, "model"), problems)
+    # a Path as it is: unlike text it is never taken for the name of a model
+    named = given.values.get("model", default_model)
+    named = model if isinstance(model, Mapping | Path) else named
+    found = _find_model(named, _where(given, "model"), problems)
     if found is None or _has_error(problems):
-        facts = found.facts if found else None
-        return Resolved(None, host, _undecided(host, problems, facts))
-    values = {**given.values, "model": found.name}
+        facts = found.facts() if found else None
+        return Resolved(None, host, _undecided(host, problems, facts), found)
+    values = {**given.values, "model": found.name or "the given config"}
     config = EngineConfig(
         **{
             section: kind(**{name: values[name] for name in kind.model_fields if name in values})
             for section, kind in SECTIONS.items()
         },
         plugin_options=options,
-        facts=found.facts,
+        facts=found.facts(),
         origins=given.origins,
     )
     problems += _setting_problems(config)
-    return Resolved(config, host, decide_config(config, host, problems=problems), found.reference)
+    return Resolved(config, host, decide_config(config, host, problems=problems), found)
 
 
 def discover_plugins(
@@ -167,15 +162,15 @@ def _resolve_config(
         plugins_setting=config.where("plugins"),
         allowed_setting=config.where("allowed_plugins"),
     )
-    found: _Model | None = None
+    found: ModelReference | None = None
     if config.facts is None:
-        found = _read_model(config.model.model, config.where("model"), problems)
-        config = config.model_copy(update={"facts": found.facts if found else None})
+        found = _find_model(config.model.model, config.where("model"), problems)
+        config = config.model_copy(update={"facts": found.facts() if found else None})
     if config.facts is None or _has_error(problems):
         return Resolved(None, host, _undecided(host, problems, config.facts))
     problems += _setting_problems(config)
     decision = decide_config(config, host, problems=problems)
-    return Resolved(config, host, decision, found.reference if found else None)
+    return Resolved(config, host, decision, found)
 
 
 def _read_settings(
@@ -206,12 +201,11 @@ def _where(given: Settings, name: str) -> str:
     return given.origins.get(name, Origin("default", flag(name))).setting
 
 
-def _read_model(
-    model: str | Mapping[str, Any] | None, setting: str, problems: list[Problem]
-) -> _Model | None:
-    """The model's facts and place; None after adding a problem."""
-    # here rather than above: it reads files, which a caller with facts at hand does not need
-    from runnerctl.config.read_facts import facts_from_config
+def _find_model(
+    model: str | Path | Mapping[str, Any] | None, setting: str, problems: list[Problem]
+) -> ModelReference | None:
+    """Where the model is, with its config; None after adding a problem."""
+    from runnerctl.config import model_reference
 
     if model is None:
         problems.append(
@@ -224,15 +218,10 @@ def _read_model(
         )
         return None
     try:
-        if isinstance(model, Mapping):
-            name = str(model.get("model_type") or "the given config")
-            return _Model(name, facts_from_config(model), None)
-        from runnerctl.config.model_reference import read_model_config
-
-        reference, content = read_model_config(model)
-        return _Model(model, facts_from_config(content), reference)
+        return model_reference.read_model_config(model)
     except UserError as exc:
-        problems.append(Problem("error", exc.message, exc.remedy, exc.setting or setting))
+        where = setting if exc.setting in (None, model_reference.SETTING) else exc.setting
+        problems.append(Problem("error", exc.message, exc.remedy, where))
         return None
 
 
