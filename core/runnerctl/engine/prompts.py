@@ -41,8 +41,10 @@ def as_prompts(
     Raises:
         PromptError: names the prompt at fault by its place in the list.
     """
-    is_one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
-    many: Sequence[object] = [prompts] if is_one else list(prompts)
+    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+    many: Sequence[object] = [prompts]
+    if is_list and not _is_token_ids(prompts):
+        many = prompts  # type: ignore[assignment]
     checked = []
     for index, prompt in enumerate(many):
         where = f"prompt {index}" if len(many) > 1 else "the prompt"
