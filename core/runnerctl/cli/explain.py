@@ -42,7 +42,7 @@ def explain(
 
 
 def validate(*, settings: dict[str, Any], config_file: Path | None, model: _Model = None) -> None:
-    """Say what is wrong with a configuration for MODEL, or that nothing is.
+    """Say what is wrong with the settings for MODEL, if anything is.
 
     Exits with 2 if something is wrong.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,15 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 ENGINE_MODULES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
+
+_STATS = (
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_generated_tokens",
+    "num_preemptions",
+    "time_to_first_token_s",
+    "tokens_per_second",
+)
 
 
 class OutputFormat(StrEnum):
@@ -102,7 +110,7 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
         bool, _sampling("--ignore-eos", help="Go on past the model's end-of-text tokens.")
     ] = False,
 ) -> None:
-    """Answer PROMPT with a language model, served by the runner that the plugins chose."""
+    """Answer PROMPT with a language model, on the runner that serves it."""
     from runnerctl.engine.sampling_params import SamplingParams
 
     text = _read_prompt(prompt)
@@ -232,7 +240,7 @@ def _answer(
             "finish_reason": finish_reason,
         }
         if stats:
-            record["stats"] = asdict(llm.stats())
+            record["stats"] = {name: getattr(llm.stats(), name) for name in _STATS}
         print(json.dumps(record, indent=2, ensure_ascii=False))
     if stats and output is OutputFormat.text:
         print(_stats_line(llm), file=sys.stderr)

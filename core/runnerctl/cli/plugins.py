@@ -20,7 +20,7 @@ _Format = Annotated[
 def list_plugins(
     settings: dict[str, Any], config_file: Path | None, output: _Format = Format.table
 ) -> None:
-    """List every plugin that was found: its package, its hooks, and why it failed or is blocked.
+    """List every plugin that was found, and what became of it.
 
     Exits with 2 if a plugin is at fault and --strict-plugins is given.
     """

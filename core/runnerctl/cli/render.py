@@ -101,10 +101,12 @@ def decision_report(decision: Decision, model: str | None) -> RenderableType:
 
 def validation_report(decision: Decision, model: str | None) -> RenderableType:
     """The problems only, or that there are none."""
-    verdict = _verdict(decision, model)
-    if not decision.problems:
-        return Group(verdict, "Nothing is wrong with this configuration.")
-    return Group(verdict, "", problem_list(decision.problems))
+    parts: list[RenderableType] = [_verdict(decision, model)]
+    if all(problem.severity == "note" for problem in decision.problems):
+        parts.append("Nothing is wrong with this configuration.")
+    if decision.problems:
+        parts += ["", problem_list(decision.problems)]
+    return Group(*parts)
 
 
 def plugin_table(plugins: Sequence[PluginRecord]) -> RenderableType:
