@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invented_configs import INVENTED, Invented
@@ -97,6 +97,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(KEYS, JSON, max_size=8))
 def test_no_config_makes_the_reader_raise(config: dict[str, Any]) -> None:
     facts = facts_from_config(config)
@@ -105,6 +106,7 @@ def test_no_config_makes_the_reader_raise(config: dict[str, Any]) -> None:
     assert facts == facts_from_config(config)
 
 
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(GOLDEN))
 def test_the_order_of_keys_does_not_change_the_facts(random: Any, entry: dict[str, Any]) -> None:
     items = list(entry["config"].items())

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 MAX_DEPTH = 6
+MAX_ITEMS = 512  # objects looked at in a list, one per layer as a rule
 
 
 def word_set(words: str) -> frozenset[str]:
@@ -84,6 +85,10 @@ def _walk(
         yield Entry(prefix + key, words, context, value)
         if isinstance(value, Mapping) and depth < MAX_DEPTH:
             yield from _walk(value, f"{prefix}{key}.", context + words, depth + 1)
+        elif isinstance(value, list | tuple) and depth < MAX_DEPTH:
+            for index, item in enumerate(value[:MAX_ITEMS]):
+                if isinstance(item, Mapping):
+                    yield from _walk(item, f"{prefix}{key}[{index}].", context + words, depth + 1)
 
 
 def as_number(value: Any) -> float | None:

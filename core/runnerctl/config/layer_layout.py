@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runnerctl.config.config_keys import Entry, word_set, words_of
+from runnerctl.config.config_keys import Entry, as_count, word_set, words_of
 
 # What mixes tokens through a state of fixed size, in the words of labels and keys.
 RECURRENT = word_set(
@@ -69,7 +69,7 @@ def read_layout(entries: Sequence[Entry]) -> Layout:
                 expert_layers = expert_layers or entry.path
             continue
         labels = _pattern(entry) or (_labels(entry.value) if _is_layout(entry) else [])
-        length = length or len(labels)
+        length = length or (len(labels) if len(labels) > 1 else 0)
         for label in dict.fromkeys(labels):
             words = set(words_of(label))
             is_recurrent, is_attention = classify(label)
@@ -115,29 +115,45 @@ def _is_feed_forward_layout(entry: Entry) -> bool:
 
 def _is_layout(entry: Entry) -> bool:
     words = set(entry.words)
-    return bool(words & LAYOUT_KEY) and not words & NOT_A_LAYOUT
+    if words & NOT_A_LAYOUT:
+        return False
+    if isinstance(entry.value, str):  # one label for all layers, or several with commas
+        return "mixer" in words or bool(
+            words & {"type", "types"} and words & {"attention", "attn", "layer"}
+        )
+    return bool(words & LAYOUT_KEY)
 
 
 def _labels(value: Any) -> list[str]:
-    """The labels in a list: strings, or objects that have a string under type or mixer."""
+    """The labels in a list, an object by layer number, a table of counts or a string."""
+    if isinstance(value, str):
+        labels = [label.strip() for label in value[:10_000].split(",")]
+        return [label for label in labels if any(classify(label))]
+    if isinstance(value, Mapping):
+        if all(isinstance(label, str) for label in value.values()):
+            return [label for key, label in value.items() if str(key).isdigit()]
+        return [key for key, count in value.items() if _is_label_count(key, count)]
     if not isinstance(value, list | tuple):
         return []
-    labels: list[str] = []
-    for item in value:
-        if isinstance(item, Mapping):
-            typed = (
-                text
-                for key, text in item.items()
-                if isinstance(key, str)
-                and isinstance(text, str)
-                and {"type", "kind", "mixer"}.intersection(words_of(key))
-            )
-            label = next(typed, None)
-        else:
-            label = item
-        if isinstance(label, str):
-            labels.append(SYMBOLS.get(label, label))
-    return labels
+    named = (_label_in(item) if isinstance(item, Mapping) else item for item in value)
+    return [SYMBOLS.get(label, label) for label in named if isinstance(label, str)]
+
+
+def _is_label_count(key: Any, count: Any) -> bool:
+    return (
+        isinstance(key, str)
+        and bool(as_count(count))
+        and len(words_of(key)) <= 2
+        and any(classify(key))
+    )
+
+
+def _label_in(item: Mapping[Any, Any]) -> str | None:
+    """The string an object has under type, kind or mixer."""
+    for key, text in item.items():
+        if isinstance(key, str) and {"type", "kind", "mixer"}.intersection(words_of(key)):
+            return text if isinstance(text, str) else None
+    return None
 
 
 def _pattern(entry: Entry) -> list[str]:

@@ -64,8 +64,9 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
     is_encoder_decoder = _encoder_decoder(config)
     layers = _layers(entries, layout, decoder_first=bool(is_encoder_decoder))
 
-    mixing = read_mixing(entries, layout, layers, _names(config, model_type))
-    experts = read_experts(entries, layout, layers, " ".join((model_type, *architectures)))
+    name = " ".join((_text_model_type(config, model_type), *architectures)).strip()
+    mixing = read_mixing(entries, layout, layers, name)
+    experts = read_experts(entries, layout, layers, name)
     runner_type, pooling, doubt = read_runner_type(config, architectures, model_type)
     hybrid = bool(mixing.recurrent and mixing.attention)
     attention_free = bool(mixing.recurrent and not mixing.attention)
@@ -105,7 +106,7 @@ def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
-def _names(config: Mapping[str, Any], model_type: str) -> str:
+def _text_model_type(config: Mapping[str, Any], model_type: str) -> str:
     """The model type of the text side where it has its own."""
     for key, value in config.items():
         if isinstance(key, str) and isinstance(value, Mapping) and NATIVE & set(words_of(key)):

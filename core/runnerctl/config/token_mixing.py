@@ -49,23 +49,24 @@ class _Places:
     said: str = ""
 
 
-def read_mixing(
-    entries: Sequence[Entry], layout: Layout, layers: int | None, model_type: str
-) -> Mixing:
+def read_mixing(entries: Sequence[Entry], layout: Layout, layers: int | None, name: str) -> Mixing:
     """Reads which kinds of layers there are.
 
     Args:
         entries: the keys that speak of the decoder.
         layout: what lists of layer labels say; they go before everything else.
         layers: number of layers, None if unknown.
-        model_type: a last resort, where no key tells.
+        name: model type and architectures, a last resort where no key tells.
     """
-    parameters = _recurrent_parameters(entries, model_type)
+    parameters = _recurrent_parameters(entries, name)
     if layout.hybrid_word:
         parameters = parameters or _convolution(entries)
     heads = _attention_heads(entries, surely=bool(parameters))
-    if "rwkv" in model_type.lower() and not layout.attention:
-        return Mixing(recurrent=parameters or f"model_type = {model_type!r}")
+    if "rwkv" in name.lower() and not layout.attention:
+        # Its `num_attention_heads` are those of the state; real attention has its own section.
+        beside = [entry for entry in entries if ATTENTION.intersection(entry.context)]
+        heads = _attention_heads(beside, surely=False)
+        return Mixing(parameters or f"the model is called {name!r}", heads)
     if layout.recurrent or layout.attention or layout.hybrid_word:
         return _by_labels(layout, parameters, heads)
     if layout.unknown and (parameters or not heads):
@@ -130,7 +131,7 @@ def _by_places(entries: Sequence[Entry], parameters: str, heads: str, layers: in
     )
 
 
-def _recurrent_parameters(entries: Sequence[Entry], model_type: str) -> str:
+def _recurrent_parameters(entries: Sequence[Entry], name: str) -> str:
     switches = [e for e in entries if _is_switch(e)]
     if any(as_flag(entry.value) is False for entry in switches):
         return ""
@@ -139,11 +140,11 @@ def _recurrent_parameters(entries: Sequence[Entry], model_type: str) -> str:
             return entry.said
     kinds = [entry for entry in entries if _type_list(entry) is not None]
     grouped = [e for e in entries if e.words == ("layer", "group", "size")]
-    named = RECURRENT.intersection(words_of(model_type)) or "linear" in words_of(model_type)
+    named = RECURRENT.intersection(words_of(name)) or "linear" in words_of(name)
     if grouped and named and (as_count(grouped[0].value) or 0) > 1:
         return grouped[0].said
     if named and not kinds and not _attention_heads(entries, surely=True):
-        return f"model_type = {model_type!r}"
+        return f"the model is called {name!r}"
     return ""
 
 
