@@ -110,7 +110,11 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
         bool, _sampling("--ignore-eos", help="Go on past the model's end-of-text tokens.")
     ] = False,
 ) -> None:
-    """Answer PROMPT with a language model, on the runner that serves it."""
+    """Answer PROMPT with a language model.
+
+    The plugins choose the runner that serves it. The answer goes to stdout as it is made,
+    and everything else to stderr.
+    """
     from runnerctl.engine.sampling_params import SamplingParams
 
     text = _read_prompt(prompt)
