@@ -103,6 +103,12 @@ def test_a_blocked_plugin_is_never_imported(installed):
     assert host.problems == ()
 
 
+def test_a_blocked_name_stays_blocked_for_plugins_registered_in_code(installed):
+    host = PluginHost.discover(plugins=["no:mine"])
+    assert host.register(voter(), name="Mine").status == "blocked"
+    assert host.ballots(CONFIG) == ([], [])
+
+
 def test_blocking_what_is_not_there_is_a_warning_with_a_suggestion(installed):
     installed.add("moe_allowlist")
     (problem,) = PluginHost.discover(plugins=["no:moe-allowlist"]).problems

@@ -173,6 +173,14 @@ def test_without_the_pcp_plugin_pcp_is_an_error_and_never_a_silent_v1():
     assert "pcp (run.yaml) is 4" in text_of(decision)
 
 
+def test_an_error_over_a_missing_capability_names_the_plugins_that_did_not_load():
+    host = PluginHost.discover(plugins=["no:pcp"], allowed=())
+    for runner in (None, "v1"):
+        decision = decide_config(config(DENSE, runner=runner, pcp=2), host)
+        assert decision.runner is None
+        assert "pcp: blocked, -p no:pcp" in text_of(decision)
+
+
 # As things stand
 
 

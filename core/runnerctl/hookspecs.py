@@ -9,6 +9,9 @@ plugin is reported under its name and loses nobody else's answer. The order of
 plugins never matters, so `tryfirst`, `trylast` and wrappers have no place here;
 wrappers are refused.
 
+A plugin may say which hosts it works with: `requires_runnerctl = ">=0.1,<2"` beside
+its hooks. A host outside that range leaves it out and says so.
+
 Plugin modules are imported by every command, `--help` included: import torch
 inside functions, never at the top.
 """

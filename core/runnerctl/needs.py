@@ -35,7 +35,8 @@ def needs_of(config: EngineConfig) -> tuple[Need, ...]:
     facts = config.facts
     if facts is not None:
         evidence = facts.evidence
-        needs.append(Need(facts.runner_type, _because(evidence.get("runner_type"))))
+        usual = "the model generates text" if facts.runner_type == "generate" else None
+        needs.append(Need(facts.runner_type, usual or _because(evidence.get("runner_type"))))
         needs += [
             Need(capability, _because(evidence.get(fact)))
             for fact, capability in _FACTS.items()

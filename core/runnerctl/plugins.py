@@ -18,7 +18,6 @@ from runnerctl.decision import Decision, PluginRecord
 from runnerctl.plugin_checks import (
     GUARDED,
     Implementation,
-    PluginFaultError,
     check_host_version,
     collect,
     explain,
@@ -133,7 +132,11 @@ class PluginHost:
         """
         record = PluginRecord(fold(name), distribution, version, "active")
         taken = [x.record for x in self._loaded if x.record.name == record.name]
-        if taken and taken[0].status != "blocked":
+        if record.name in self._wishes.blocked:
+            reason = f"{self._wishes.plugins_setting} no:{record.name}"
+            self._roll = None
+            self._loaded.append(_Loaded(replace(record, status="blocked", error=reason)))
+        elif any(other.status != "blocked" for other in taken):
             self._fail(record, f"the name is taken by {_called(taken[0])}")
         elif not record.name:
             self._fail(record, "it has no name")
@@ -252,9 +255,9 @@ class PluginHost:
             record = replace(record, hooks=tuple(sorted(found)))
             specs = runner_specs(found.get("register_runners", ()))
             options = options_model(found.get("register_options", ()))
-        except PluginFaultError as fault:
-            logger.debug("loading %s", _called(record), exc_info=fault)
-            self._fail(record, str(fault))
+        except GUARDED as error:
+            logger.debug("loading %s", _called(record), exc_info=error)
+            self._fail(record, explain(error))
             return
         self._roll = None
         self._loaded.append(_Loaded(record, found, specs, options))

@@ -116,14 +116,14 @@ def count(
     if errors:
         basis = {id(b) for _, rests_on in errors for b in rests_on}
         runner, problems = None, [problem for problem, _ in errors]
-        judge = lambda b: DECISIVE if id(b) in basis else MOOT  # noqa: E731
+        judge = partial(_under_errors, basis=basis)
     elif explicit or requires:
         runner = explicit.runner if explicit else requires[0].runner
         by = f"explicit choice ({explicit.setting})" if explicit else say.plugins(requires)
         problems, judge = [], partial(_under_order, runner=runner, by=by)
     else:
         poll = Poll(known, runners, strict)
-        runner, problems, judge = poll.winner, poll.problems(), poll.verdict
+        runner, problems, judge = poll.winner, poll.problems(unavailable), poll.verdict
     return Outcome(runner, _stamp_verdicts(box, runners, judge), (*problems, *notes))
 
 
@@ -143,7 +143,9 @@ def _hard_errors(
         if runner not in runners:
             errors.append((say.required_but_unprovided(asking, runners, unavailable), asking))
         elif against:
-            errors.append((say.required_but_forbidden(asking, against), asking + against))
+            errors.append(
+                (say.required_but_forbidden(asking, against, unavailable), asking + against)
+            )
     if len(wanted) > 1:
         errors.append((say.two_requires(requires), requires))
     if explicit:
@@ -152,7 +154,7 @@ def _hard_errors(
         against = [b for b in requires if b.runner != explicit.runner]
         against += [b for b in forbids if b.runner == explicit.runner]
         if against:
-            errors.append((say.choice_against_hard(explicit, against), against))
+            errors.append((say.choice_against_hard(explicit, against, unavailable), against))
     return errors
 
 
@@ -239,14 +241,15 @@ class Poll:
         for b in self.votes:
             self.lowest_vote[b.runner] = min(b.level, self.lowest_vote.get(b.runner, b.level))
 
-    def problems(self) -> list[Problem]:
+    def problems(self, unavailable: Sequence[PluginRecord]) -> list[Problem]:
         """The tie, or that nothing is left."""
         if self.tied:
             return [say.tie(self.leading, self.tied, self.winner)]
         if self.winner is None:
             vetoes = [b for b in self.known if b.kind == "forbid" or self._cancels(b)]
             forbidden = {b.runner for b in vetoes if b.kind == "forbid"}
-            return [say.nothing_left(vetoes, self.runners, sorted({*self.runners} - forbidden))]
+            free = sorted({*self.runners} - forbidden)
+            return [say.nothing_left(vetoes, self.runners, free, unavailable)]
         return []
 
     def verdict(self, b: StampedBallot) -> Verdict:
@@ -288,6 +291,11 @@ class Poll:
 
 def _bar(veto: StampedBallot) -> float:
     return inf if veto.kind == "forbid" else veto.level
+
+
+def _under_errors(b: StampedBallot, basis: Collection[int]) -> Verdict:
+    """The status of a ballot when errors of rules 0 to 2 leave no runner."""
+    return DECISIVE if id(b) in basis else MOOT
 
 
 def _under_order(b: StampedBallot, runner: str, by: str) -> Verdict:

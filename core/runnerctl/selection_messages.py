@@ -55,18 +55,20 @@ def required_but_unprovided(
     return Problem(
         "error",
         f"{nobody_provides(runner, runners).rstrip('?')}, but {_said(asking)}",
-        remedy=_ways_out(asking, first=install),
+        remedy=_ways_out(asking, install),
     )
 
 
 def required_but_forbidden(
-    asking: Sequence[StampedBallot], against: Sequence[StampedBallot]
+    asking: Sequence[StampedBallot],
+    against: Sequence[StampedBallot],
+    unavailable: Sequence[PluginRecord],
 ) -> Problem:
     """Rule 1: one plugin requires what another (or the same) forbids."""
     return Problem(
         "error",
         f"no runner can serve this configuration: {_said(asking)}, but {_said(against)}",
-        remedy=_ways_out([*asking, *against]),
+        remedy=_ways_out([*asking, *against], unavailable=unavailable),
     )
 
 
@@ -95,12 +97,16 @@ def unknown_choice(
     )
 
 
-def choice_against_hard(explicit: ExplicitChoice, against: Sequence[StampedBallot]) -> Problem:
+def choice_against_hard(
+    explicit: ExplicitChoice,
+    against: Sequence[StampedBallot],
+    unavailable: Sequence[PluginRecord],
+) -> Problem:
     """Rule 2: the user's choice cannot serve this configuration."""
     return Problem(
         "error",
         f"runner {explicit.runner!r} was asked for, but {_said(against)}",
-        remedy=_ways_out(against, first=f"remove {explicit.setting}"),
+        remedy=_ways_out(against, f"remove {explicit.setting}", unavailable),
         setting=explicit.setting,
     )
 
@@ -118,13 +124,14 @@ def nothing_left(
     vetoes: Sequence[StampedBallot],
     runners: Collection[str],
     free: Sequence[str],
+    unavailable: Sequence[PluginRecord],
 ) -> Problem:
     """Rule 6: no vote stands and the fallback cannot serve."""
     if not runners:
         return Problem(
             "error",
             "no plugin provides a runner",
-            remedy="install or unblock one; `runnerctl plugins list` shows what became of each",
+            remedy=f"install or unblock one{_unavailable(unavailable)}",
         )
     reasons = [_said(vetoes)] if vetoes else []
     if free:
@@ -133,7 +140,7 @@ def nothing_left(
     return Problem(
         "error",
         f"no runner can serve this configuration: {'; '.join(reasons)}",
-        remedy=_ways_out([b for b in vetoes if b.kind == "forbid"], first=ask),
+        remedy=_ways_out([b for b in vetoes if b.kind == "forbid"], ask, unavailable),
     )
 
 
@@ -141,11 +148,18 @@ def _said(ballots: Sequence[StampedBallot]) -> str:
     return "; ".join(f"{b.plugin} {_VERB[b.kind]} {b.runner} ({b.ballot.reason})" for b in ballots)
 
 
-def _ways_out(ballots: Sequence[StampedBallot], first: str = "") -> str:
-    """`first`, the ballots' own remedies, and blocking those plugins that offer none."""
+def _ways_out(
+    ballots: Sequence[StampedBallot], first: str = "", unavailable: Sequence[PluginRecord] = ()
+) -> str:
+    """`first`, the ballots' own remedies, blocking those that offer none, and what is missing.
+
+    A plugin that did not load may be what would have given a runner what it lacks.
+    """
     ways = [first] if first else []
     ways += [b.remedy for b in ballots if b.remedy]
     ways += [f"block the plugin with -p no:{b.plugin}" for b in ballots if not b.remedy]
+    if unavailable:
+        ways.append(f"get every plugin to load{_unavailable(unavailable)}")
     return ", or ".join(dict.fromkeys(ways))
 
 
