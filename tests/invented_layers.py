@@ -187,6 +187,10 @@ LAYERS = [
         MOE,
         "one layer has eight",
     ),
+    dense("places of something else", {"attn_gate_layers": [1, 3]}, NONE, "gates are attention's"),
+    dense(
+        "convolved keys", {"layer_types": ["hybrid"] * 4, "cca_time0": 2}, HYBRID, "keeps a state"
+    ),
     dense("one after another", {"layer_types": ["global", "local"] * 2}, NONE, "windows"),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runnerctl.config.config_keys import (
     Entry,
@@ -21,7 +20,7 @@ from runnerctl.config.layer_layout import RECURRENT, RECURRENT_PHRASE, Layout
 # Parameters only a layer with a recurrent or convolution state has, spelled without its name.
 STATE_PARAMETER = re.compile(
     r"^(?:ssm_)?state_size$|^(?:ssm_)?d_state$|^time_step_rank$|^conv_l_cache$|conv_states$"
-    r"|^cca_time|^linear_(?:num|key|value|head|conv)_|time_decay|time_mix|decay_low_rank"
+    r"|^cca_|^linear_(?:num|key|value|head|conv)_|time_decay|time_mix|decay_low_rank"
 )
 HEADS = frozenset({"head", "heads"})
 ATTENTION = frozenset({"attention", "attn"})
@@ -29,7 +28,7 @@ NOT_ATTENTION_HEADS = word_set("size dim index indexer classifier lm drop dropou
 INDICES = word_set("idx idxs indices index ids id layers")
 PERIOD = word_set("period interval every freq frequency")
 SWITCH = word_set("use using enable enabled is has with")
-ONLY_SOME_ATTENTION = word_set("cross sliding window local global rope output mask")
+PLACE = ATTENTION | INDICES | PERIOD | {"full", "softmax", "layer", "n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def _by_unknown_labels(layout: Layout, parameters: str, heads: str) -> Mixing:
 
 
 def _by_places(entries: Sequence[Entry], parameters: str, heads: str, layers: int | None) -> Mixing:
-    if parameters and _no_recurrent_layer(entries, layers):
+    if parameters and _no_recurrent_layer(entries):
         return Mixing(attention=heads or "no recurrent layer")
     places = _attention_places(entries, layers)
     if parameters:
@@ -171,21 +170,17 @@ def _names_recurrent(entry: Entry) -> bool:
 
 def _is_switch(entry: Entry) -> bool:
     """`use_mamba`, and not `use_mamba_kernels`."""
+    if as_flag(entry.value) is None:
+        return False
     rest = "_".join(word for word in entry.words if word not in SWITCH)
-    return (len(entry.words) > rest.count("_") + 1 or as_flag(entry.value) is not None) and (
-        rest in RECURRENT or rest in {"linear_attention", "linear_attn", "short_conv"}
-    )
+    return rest in RECURRENT | {"linear_attention", "linear_attn", "short_conv"}
 
 
 def _is_live(entry: Entry) -> bool:
     """Whether a key's value makes its layers exist: a size, a flag that turns them on."""
     value = entry.value
-    if isinstance(value, Mapping):
-        return (
-            not value
-            and bool({"cfg", "config"}.intersection(entry.words))
-            and ("ssm" in entry.words)
-        )
+    if isinstance(value, Mapping):  # its keys speak for themselves, where there are any
+        return not value and entry.words == ("ssm", "cfg")
     if as_flag(value) is not None:
         return as_flag(value) is True and _is_switch(entry)
     if isinstance(value, list | tuple):
@@ -215,7 +210,7 @@ def _attention_heads(entries: Sequence[Entry], *, surely: bool) -> str:
     return ""
 
 
-def _no_recurrent_layer(entries: Sequence[Entry], layers: int | None) -> bool:
+def _no_recurrent_layer(entries: Sequence[Entry]) -> bool:
     """Whether the recurrent layers are counted or listed, and there are none."""
     for entry in entries:
         kinds = _type_list(entry)
@@ -251,28 +246,18 @@ def _attention_places(entries: Sequence[Entry], layers: int | None) -> _Places:
 
 
 def _place_keys(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Keys about where attention is, and about no single kind of it."""
     for entry in entries:
         words = set(entry.words)
-        if (
-            words & ATTENTION and not words & ONLY_SOME_ATTENTION and not _is_linear(entry)
-        ) or entry.words == ("hybrid", "layer", "ids"):
+        if (words & ATTENTION and words <= PLACE) or entry.words == ("hybrid", "layer", "ids"):
             yield entry
-
-
-def _is_linear(entry: Entry) -> bool:
-    return bool(RECURRENT_PHRASE.search("_".join(entry.words))) or bool(
-        RECURRENT.intersection(entry.words)
-    )
 
 
 def _has_window(entries: Sequence[Entry]) -> bool:
     """Whether the layers without full attention can be layers with a window."""
-
-    def windowed(entry: Entry) -> bool:
-        value: Any = entry.value
-        words = set(entry.words)
-        return bool(words & {"window", "chunk"} and words & {"sliding", "attention", "size"}) and (
-            bool(as_count(value))
-        )
-
-    return any(windowed(entry) for entry in entries)
+    return any(
+        {"window", "chunk"}.intersection(entry.words)
+        and {"sliding", "attention", "size"}.intersection(entry.words)
+        and as_count(entry.value)
+        for entry in entries
+    )
