@@ -1,0 +1,92 @@
+"""The cache directory: each folder in it is whole or absent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runnerctl.errors import ModelError
+from runnerctl.models.progress import say
+
+_VARIABLE = "RUNNERCTL_CACHE_DIR"
+
+
+def cache_dir() -> Path:
+    """`RUNNERCTL_CACHE_DIR`, else `runnerctl` under `XDG_CACHE_HOME` or `~/.cache`."""
+    own = os.environ.get(_VARIABLE)
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "runnerctl"
+
+
+def build_once(name: str, build: Callable[[Path], None], *, needs_bytes: int = 0) -> Path:
+    """The model folder `name` of the cache, made if it is not there.
+
+    `build` fills a temporary folder beside the final place; only when it returns is the
+    folder renamed. An exception, Ctrl-C included, removes it. Of several processes one
+    builds and the others wait; what a killed one left is removed by the next.
+
+    Args:
+        name: of the folder; must change whenever its contents would.
+        build: called with the empty folder to fill.
+        needs_bytes: space it takes at most, to fail early on a full disk.
+
+    Raises:
+        ModelError: the cache cannot be written.
+    """
+    models = cache_dir() / "models"
+    final = models / name
+    if final.is_dir():
+        return final
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        _require_space(models, needs_bytes)
+        with _locked(models / f".{name}.lock"):
+            if not final.is_dir():
+                _build(final, build)
+    except OSError as error:
+        raise ModelError(
+            f"the cache in {models} cannot be written: {error}",
+            remedy=f"make room or give access there, or set {_VARIABLE} to another directory",
+            setting=_VARIABLE if os.environ.get(_VARIABLE) else None,
+        ) from error
+    return final
+
+
+def _build(final: Path, build: Callable[[Path], None]) -> None:
+    prefix = f".{final.name}.tmp-"
+    for stale in final.parent.glob(f"{prefix}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
+    try:
+        build(temporary)
+        os.replace(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("Waiting for another process that is preparing this model")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _require_space(folder: Path, needs_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needs_bytes:
+        raise OSError(f"{needs_bytes / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB free")

