@@ -100,6 +100,11 @@ def test_the_chat_template_is_used_unless_raw() -> None:
     assert FakeLLM.made[1].prompts == ["hello"]
 
 
+def test_a_system_message_next_to_raw_is_refused_before_anything_is_loaded() -> None:
+    assert "--system" in run("hello", "--raw", "--system", "Be brief.", code=2).stderr
+    assert FakeLLM.made == []
+
+
 def test_a_model_without_a_chat_template_continues_the_prompt(monkeypatch) -> None:
     monkeypatch.setattr(FakeLLM, "has_chat_template", False)
     run("hello")

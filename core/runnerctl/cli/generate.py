@@ -117,6 +117,8 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
     """
     from runnerctl.engine.sampling_params import SamplingParams
 
+    if raw and system is not None:
+        raise _no_template("--raw leaves it out")
     text = _read_prompt(prompt)
     try:
         params = SamplingParams(
@@ -207,9 +209,12 @@ def _as_prompt(llm: LLM, text: str, *, raw: bool, system: str | None) -> Any:
     if token_ids is not None:
         return {"prompt_token_ids": token_ids}
     if system is not None:
-        why = "--raw leaves it out" if raw else "this model has none"
-        raise UserError(f"--system needs a chat template, and {why}", setting="--system")
+        raise _no_template("this model has none")
     return text
+
+
+def _no_template(why: str) -> UserError:
+    return UserError(f"--system needs a chat template, and {why}", setting="--system")
 
 
 def _answer(
@@ -245,7 +250,7 @@ def _answer(
         }
         if stats:
             record["stats"] = {name: getattr(llm.stats(), name) for name in _STATS}
-        print(json.dumps(record, indent=2, ensure_ascii=False))
+        print(json.dumps(record, ensure_ascii=False))
     if stats and output is OutputFormat.text:
         print(_stats_line(llm), file=sys.stderr)
 

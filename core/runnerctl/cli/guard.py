@@ -34,7 +34,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             _fail(f"error: {exc}", USERS_FAULT)
         except KeyboardInterrupt:
-            _fail("interrupted", INTERRUPTED)
+            # on a line of its own, below whatever was streamed so far
+            _fail("\ninterrupted", INTERRUPTED)
         except BrokenPipeError:
             _drop_stdout()
             raise typer.Exit(BROKEN_PIPE) from None
