@@ -13,11 +13,11 @@ import typer
 
 from runnerctl.cli.flags import MODEL_HELP
 from runnerctl.cli.guard import USERS_FAULT
+from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.errors import PromptError, UserError
 
 if TYPE_CHECKING:
     from runnerctl.engine.llm import LLM
-    from runnerctl.engine.sampling_params import SamplingParams
     from runnerctl.resolve import Resolved
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -40,14 +40,11 @@ class OutputFormat(StrEnum):
     json = "json"
 
 
-def _sampling(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Sampling", **more)
-
-
 def generate(  # noqa: PLR0913 - one parameter for each flag
     *,
     settings: dict[str, Any],
     config_file: Path | None,
+    params: SamplingParams,
     prompt: Annotated[
         str | None,
         typer.Argument(help="The prompt. Without it, or with -, stdin is read.", metavar="PROMPT"),
@@ -75,63 +72,15 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
         ),
     ] = OutputFormat.text,
     stats: Annotated[bool, typer.Option("--stats", help="Report tokens and times.")] = False,
-    max_tokens: Annotated[
-        int, _sampling("--max-tokens", metavar="INTEGER", help="Tokens to generate at most.")
-    ] = 256,
-    temperature: Annotated[
-        float,
-        _sampling("--temperature", metavar="NUMBER", help="0 always takes the most likely token."),
-    ] = 0.0,
-    top_k: Annotated[
-        int,
-        _sampling(
-            "--top-k",
-            metavar="INTEGER",
-            help="Choose among the k most likely tokens; 0: among all.",
-        ),
-    ] = 0,
-    top_p: Annotated[
-        float,
-        _sampling(
-            "--top-p",
-            metavar="NUMBER",
-            help="Choose among the likeliest tokens that add up to this share.",
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int | None,
-        _sampling("--seed", metavar="INTEGER", help="The same seed gives the same answer."),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        _sampling("--stop", metavar="TEXT", help="Text that ends the answer. Repeatable."),
-    ] = None,
-    ignore_eos: Annotated[
-        bool, _sampling("--ignore-eos", help="Go on past the model's end-of-text tokens.")
-    ] = False,
 ) -> None:
     """Answer PROMPT with a language model.
 
     The plugins choose the runner that serves it. The answer goes to stdout as it is made,
     and everything else to stderr.
     """
-    from runnerctl.engine.sampling_params import SamplingParams
-
     if raw and system is not None:
         raise _no_template("--raw leaves it out")
     text = _read_prompt(prompt)
-    try:
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop=tuple(stop or ()),
-            ignore_eos=ignore_eos,
-        )
-    except UserError as exc:
-        raise _named_as_flag(exc) from exc
     resolved = _resolve(model, settings, config_file)
     llm = _load(resolved)
     try:
@@ -141,7 +90,8 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
 
 
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is None and (sys.stdin is None or sys.stdin.isatty()):
+    readable = sys.stdin is not None and (prompt == "-" or not sys.stdin.isatty())
+    if prompt in (None, "-") and not readable:
         raise PromptError(
             "there is no prompt",
             remedy='give one, as in: runnerctl generate "Why is the sky blue?"',
@@ -154,14 +104,6 @@ def _read_prompt(prompt: str | None) -> str:
     if not prompt or not prompt.strip():
         raise PromptError("the prompt is empty", remedy="give some text, or pipe some in")
     return prompt
-
-
-def _named_as_flag(exc: UserError) -> UserError:
-    """The same error with a sampling parameter spelled as its flag."""
-    if exc.setting is None:
-        return exc
-    flag = "--" + exc.setting.replace("_", "-")
-    return UserError(exc.message.replace(exc.setting, flag, 1), remedy=exc.remedy, setting=flag)
 
 
 def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | None) -> Resolved:

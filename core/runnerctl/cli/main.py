@@ -9,6 +9,7 @@ from runnerctl.cli import explain, generate, plugins
 from runnerctl.cli.flags import engine_flags
 from runnerctl.cli.guard import guarded
 from runnerctl.cli.help import SectionedCommand
+from runnerctl.cli.sampling_flags import sampling_flags
 
 app = typer.Typer(
     name="runnerctl",
@@ -40,7 +41,7 @@ def _root(
     """Choose, explain and run the model runner that serves a language model."""
 
 
-for command in (generate.generate, explain.explain, explain.validate):
+for command in (sampling_flags(generate.generate), explain.explain, explain.validate):
     app.command(cls=SectionedCommand)(guarded(engine_flags(command)))
 plugins_app.command("list", cls=SectionedCommand)(
     guarded(engine_flags(plugins.list_plugins, {"plugins"}))
