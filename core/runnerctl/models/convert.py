@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,13 @@ _SPLIT_DIGITS = {
     "minerva-7b",
 }
 
+_SPECIAL_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
+
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write `config.json`, safetensors and tokenizer files for a GGUF into `folder`.
@@ -65,7 +73,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = None
         if "tokenizer.ggml.model" in metadata:
-            tokenizer = _load_tokenizer(gguf, metadata.get("tokenizer.ggml.pre"))
+            tokenizer = _load_tokenizer(gguf, metadata)
         model = _load_model(gguf, own_dtype or "float32")
         _save(model, tokenizer, folder, compute_dtype=own_dtype or "bfloat16")
 
@@ -100,7 +108,7 @@ def _load_model(gguf: Path, dtype: DtypeName) -> Any:
     return model
 
 
-def _load_tokenizer(gguf: Path, pre_tokenizer: str | None) -> Any:
+def _load_tokenizer(gguf: Path, metadata: Mapping[str, Any]) -> Any:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -113,7 +121,12 @@ def _load_tokenizer(gguf: Path, pre_tokenizer: str | None) -> Any:
             f"transformers cannot read the tokenizer in {gguf}: {error}",
             remedy="take this model's safetensors checkpoint instead",
         ) from error
-    if pre_tokenizer in _SPLIT_DIGITS:
+    # transformers 5.17 takes the first token for every special one.
+    for name, key in _SPECIAL_TOKENS.items():
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
+    if metadata.get("tokenizer.ggml.pre") in _SPLIT_DIGITS:
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runnerctl.config.model_reference import Manifest
 
 _POLL_SECONDS = 0.1
+_NO_CONNECTION = ("connection broken by", "Could not fetch URL", "Max retries exceeded")
 
 
 def fetch_member(named: Manifest, folder: Path) -> Path:
@@ -113,6 +114,11 @@ def _largest_file(folder: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.strip() for line in lines if line.startswith("ERROR:")] or lines[-3:]
-    return " ".join(errors[-2:]) or "it gave no reason"
+    """pip's own reason. Without a network it says that there is no such version."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if any(sign in text for sign in _NO_CONNECTION):
+        return "the package index cannot be reached"
+    lines = text.splitlines()
+    errors = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
+    reason = (errors or lines or ["it gave no reason"])[-1].strip()
+    return reason[:500]
