@@ -84,18 +84,15 @@ class _DecodeWindow:
         self._token_ids: list[int] = []
         self._delivered = 0  # tokens of the window whose text is out
         self._delivered_text = ""
-        self._in_bytes = False  # the last visible token stands for a byte
 
     def add(self, token_id: int) -> str:
+        if self._is_skipped(token_id):
+            return ""
         self._token_ids.append(token_id)
         # The decoder reads a run of byte tokens as one, so a byte that spoils it changes
-        # the text of those before it: wait for the end of the run. A skipped token is none.
+        # the text of those before it: wait for the end of the run.
         if self._tokenizer.is_byte_fallback(token_id):
-            self._in_bytes = True
             return ""
-        if self._in_bytes and not self._decode([token_id]):
-            return ""
-        self._in_bytes = False
         text = self._decode(self._token_ids)
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._delivered_text):
             return ""
@@ -110,6 +107,12 @@ class _DecodeWindow:
         self._delivered = len(self._token_ids)
         self._delivered_text += new
         return new
+
+    def _is_skipped(self, token_id: int) -> bool:
+        """Whether the decoder never sees the token; one that is a mere space may be empty too."""
+        if not self._skip_special_tokens or self._decode([token_id]):
+            return False
+        return bool(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
