@@ -68,7 +68,6 @@ def fake_engine(monkeypatch, tmp_path):
     monkeypatch.setattr(FakeLLM, "made", [])
     monkeypatch.setattr(FakeLLM, "fails", None)
     monkeypatch.setattr(FakeLLM, "has_chat_template", True)
-    monkeypatch.setattr("runnerctl.cli.generate.ENGINE_MODULES", ())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(
         '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], '
@@ -199,13 +198,6 @@ def test_stats_go_to_stderr() -> None:
     result = run("hello", "--stats")
     assert result.stdout == "Grüß dich\n"
     assert "8.0 tokens/s" in result.stderr
-
-
-def test_without_the_engine_it_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr("runnerctl.cli.generate.ENGINE_MODULES", ("no_such_package",))
-    result = run("hello", code=2)
-    assert "no_such_package" in result.stderr
-    assert "pip install 'runnerctl[engine]'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,22 @@
 import gc
 import json
 import shutil
+import subprocess
+import sys
 import weakref
 
 import pytest
 import torch
 
-from runnerctl import LLM, ConfigError, ModelError, PromptError, SamplingParams, UserError
+from runnerctl import (
+    LLM,
+    ConfigError,
+    EngineConfig,
+    ModelError,
+    PromptError,
+    SamplingParams,
+    UserError,
+)
 from tiny_models import make_tiny_model, reference_generate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -293,3 +303,36 @@ def test_the_threads_settings_are_left_as_they_were(folder):
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
     )
+
+
+def test_without_the_engines_packages_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr("runnerctl.engine.requirements.ENGINE_MODULES", ("no_such_package",))
+    with pytest.raises(UserError, match="no_such_package") as caught:
+        LLM(folder)
+    assert "pip install 'runnerctl[engine]'" in str(caught.value)
+
+
+def test_asking_for_llm_imports_no_torch():
+    code = "import sys; from runnerctl import LLM; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_resolved_configuration_can_be_given_instead_of_a_model(folder):
+    config = EngineConfig(model={"model": str(folder), "dtype": "float32"}, cache={"block_size": 4})
+    with LLM(config) as llm:
+        (output,) = llm.generate([5, 6, 7], GREEDY)
+        assert tokens(output) == reference_generate(folder, [5, 6, 7], 8)[0]
+
+
+def test_settings_at_fault_are_reported_together(folder):
+    with pytest.raises(ConfigError) as caught:
+        LLM(folder, block_size=0, max_model_len=10_000, attention_backend="spda")
+    for named in ("block_size=", "max_model_len=", "attention_backend="):
+        assert named in str(caught.value)
+
+
+def test_a_prompt_that_is_too_long_names_the_limit_as_it_was_set(folder, monkeypatch):
+    monkeypatch.setenv("RUNNERCTL_MAX_MODEL_LEN", "20")
+    with LLM(folder) as llm, pytest.raises(PromptError) as caught:
+        llm.generate([5] * 20)
+    assert caught.value.setting == "RUNNERCTL_MAX_MODEL_LEN"

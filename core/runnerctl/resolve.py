@@ -36,7 +36,7 @@ class Resolved:
         host: the plugins that were asked.
         decision: the outcome, with every problem found on the way.
         reference: where the model is; None if it could not be found, or if an
-            `EngineConfig` came with its facts.
+            `EngineConfig` was given, which names it.
     """
 
     config: EngineConfig | None
@@ -107,9 +107,9 @@ def resolve(
     named = given.values.get("model", default_model)
     named = model if isinstance(model, Mapping | Path) else named
     found = _find_model(named, _where(given, "model"), problems)
-    if found is None or _has_error(problems):
-        facts = found.facts() if found else None
-        return Resolved(None, host, _undecided(host, problems, facts), found)
+    if found is None:
+        return Resolved(None, host, _undecided(host, problems, None))
+    # settings at fault have their defaults in it; it is not given out then
     values = {**given.values, "model": found.name or "the given config"}
     config = EngineConfig(
         **{
@@ -120,7 +120,10 @@ def resolve(
         facts=found.facts(),
         origins=given.origins,
     )
+    malformed = _has_error(problems)
     problems += _setting_problems(config)
+    if malformed:
+        return Resolved(None, host, _undecided(host, problems, config.facts), found)
     return Resolved(config, host, decide_config(config, host, problems=problems), found)
 
 
@@ -162,15 +165,13 @@ def _resolve_config(
         plugins_setting=config.where("plugins"),
         allowed_setting=config.where("allowed_plugins"),
     )
-    found: ModelReference | None = None
     if config.facts is None:
         found = _find_model(config.model.model, config.where("model"), problems)
         config = config.model_copy(update={"facts": found.facts() if found else None})
     if config.facts is None or _has_error(problems):
         return Resolved(None, host, _undecided(host, problems, config.facts))
     problems += _setting_problems(config)
-    decision = decide_config(config, host, problems=problems)
-    return Resolved(config, host, decision, found)
+    return Resolved(config, host, decide_config(config, host, problems=problems))
 
 
 def _read_settings(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from runnerctl.resolve import Resolved
 
 DEFAULT_MODEL = "smollm2-135m"
-ENGINE_MODULES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
 
 _STATS = (
     "num_prompt_tokens",
@@ -131,13 +129,6 @@ def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | No
 
 
 def _load(resolved: Resolved) -> LLM:
-    # asked before anything is imported or fetched, which would be in vain
-    missing = [name for name in ENGINE_MODULES if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"running a model needs {', '.join(missing)}, not installed here",
-            remedy="pip install 'runnerctl[engine]'",
-        )
     from runnerctl.engine.llm import LLM
 
     return LLM.from_resolved(resolved)

@@ -14,6 +14,7 @@ from runnerctl.engine.engine import Engine
 from runnerctl.engine.live_request import LiveRequest
 from runnerctl.engine.outputs import RequestOutput, StreamDelta
 from runnerctl.engine.prompts import PromptLike, as_prompts
+from runnerctl.engine.requirements import check_engine_installed
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.stats import EngineStats
 from runnerctl.engine.tokenizer import eos_token_ids_of, load_tokenizer
@@ -23,6 +24,7 @@ from runnerctl.resolve import Resolved, resolve
 from runnerctl.runner.protocol import WorkerContext
 
 if TYPE_CHECKING:
+    from runnerctl.config import EngineConfig
     from runnerctl.decision import Decision
 
 
@@ -30,7 +32,8 @@ class LLM:
     """A model on the runner that the plugins voted for.
 
     Args:
-        model: a folder, a GGUF file, a named model or a hub id.
+        model: a folder, a GGUF file, a named model or a hub id; or an `EngineConfig`,
+            which has all settings in it.
         runner: a runner's name; None or `auto` lets the plugins vote.
         settings: every flag of the command line, with underscores: `dtype`,
             `max_model_len`, `max_num_seqs`, `block_size`, `plugins` ...
@@ -47,7 +50,9 @@ class LLM:
             print(output.outputs[0].text)
     """
 
-    def __init__(self, model: str | Path, *, runner: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | Path | EngineConfig, *, runner: str | None = None, **settings: Any
+    ) -> None:
         self._start(resolve(model, runner=runner, **settings))
 
     @classmethod
@@ -59,12 +64,13 @@ class LLM:
 
     def _start(self, resolved: Resolved) -> None:
         self.decision: Decision = resolved.decision
-        if not self.decision.ok or resolved.config is None or resolved.reference is None:
+        if not self.decision.ok or resolved.config is None or self.decision.runner is None:
             raise ConfigError(self.decision)
-        assert self.decision.runner is not None
+        check_engine_installed()
         config = resolved.config
-        folder = ensure_local(resolved.reference)
         trust = config.model.trust_remote_code
+        model = resolved.reference or config.model.model
+        folder = ensure_local(model, trust_remote_code=trust)
         self._tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         eos = self._tokenizer.eos_token_ids if self._tokenizer else eos_token_ids_of(folder)
         self._engine: Engine | None = Engine(
@@ -72,6 +78,7 @@ class LLM:
             WorkerContext(config, self.decision, folder),
             frozenset(eos),
         )
+        self._length_setting = config.where("max_model_len")
         self._live: dict[str, LiveRequest] = {}
         self._next_id = 0
         self._stats = EngineStats()
@@ -178,6 +185,7 @@ class LLM:
             self._tokenizer,
             vocab_size=engine.model.vocab_size,
             max_model_len=engine.cache_size.max_model_len,
+            length_setting=self._length_setting,
         )
         params = _per_prompt(sampling_params, len(checked))
         if self._tokenizer is None and any(p.stop for p in params):

@@ -28,6 +28,7 @@ def as_prompts(
     *,
     vocab_size: int,
     max_model_len: int,
+    length_setting: str,
 ) -> list[Prompt]:
     """Every accepted spelling as a list of `Prompt`.
 
@@ -37,6 +38,7 @@ def as_prompts(
         tokenizer: for prompts that are text; None if the model has none.
         vocab_size: token ids are below this.
         max_model_len: prompts must leave room for one token below this.
+        length_setting: how the user spelled that limit, for messages.
 
     Raises:
         PromptError: names the prompt at fault by its place in the list.
@@ -49,7 +51,14 @@ def as_prompts(
     for index, prompt in enumerate(many):
         where = f"prompt {index}" if len(many) > 1 else "the prompt"
         one = _as_prompt(prompt, tokenizer, where)
-        _check(one, where, vocab_size, max_model_len)
+        _check_token_ids(one, where, vocab_size)
+        if len(one.token_ids) >= max_model_len:
+            raise PromptError(
+                f"{where} has {len(one.token_ids)} tokens; prompt and answer together may have "
+                f"{max_model_len}",
+                remedy="shorten it, or allow more if the model and the KV cache do",
+                setting=length_setting,
+            )
         checked.append(one)
     return checked
 
@@ -97,7 +106,7 @@ def _from_token_ids(value: object, where: str) -> Prompt:
     return Prompt(None, tuple(value))
 
 
-def _check(prompt: Prompt, where: str, vocab_size: int, max_model_len: int) -> None:
+def _check_token_ids(prompt: Prompt, where: str, vocab_size: int) -> None:
     if not prompt.token_ids:
         raise PromptError(f"{where} is empty", remedy="give at least one token to continue from")
     bad = [token for token in prompt.token_ids if not 0 <= token < vocab_size]
@@ -105,11 +114,4 @@ def _check(prompt: Prompt, where: str, vocab_size: int, max_model_len: int) -> N
         raise PromptError(
             f"{where} has the token id {bad[0]}, but this model knows 0 to {vocab_size - 1}",
             remedy="was it encoded with another model's tokenizer?",
-        )
-    if len(prompt.token_ids) >= max_model_len:
-        raise PromptError(
-            f"{where} has {len(prompt.token_ids)} tokens; prompt and answer together may have "
-            f"{max_model_len}",
-            remedy="shorten it, or raise --max-model-len if the model and the KV cache allow it",
-            setting="max_model_len",
         )
