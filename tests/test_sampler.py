@@ -12,16 +12,19 @@ from runnerctl.runner.sampler import SamplingBatch, sample
 
 
 def batch(rows):
-    """Rows of (temperature, top_k, top_p, seed, position)."""
+    """Rows of (temperature, top_k, top_p, min_p, seed, position)."""
     columns = list(zip(*rows, strict=True))
-    kinds = (torch.float32, torch.int64, torch.float32, torch.int64, torch.int64)
+    floats, ints = torch.float32, torch.int64
+    kinds = (floats, ints, floats, floats, ints, ints)
     return SamplingBatch(*(torch.tensor(c, dtype=k) for c, k in zip(columns, kinds, strict=True)))
 
 
-def kept_by_reference(logits, temperature, top_k, top_p):
-    """The candidates of one row: top-k first, then top-p over what is left; plain Python."""
+def kept_by_reference(logits, temperature, top_k, top_p, min_p):
+    """The candidates of one row: min-p, then top-k, then top-p over what is left."""
     scaled = [value / temperature for value in logits]
     order = sorted(range(len(scaled)), key=lambda token: -scaled[token])
+    best = scaled[order[0]]
+    order = [token for token in order if math.exp(scaled[token] - best) >= min_p]
     if top_k:
         order = order[:top_k]
     top = scaled[order[0]]
@@ -37,10 +40,10 @@ def kept_by_reference(logits, temperature, top_k, top_p):
 
 def choose_by_reference(logits, row):
     """The token of one row: the best candidate after adding its noise, in float64."""
-    temperature, top_k, top_p, seed, position = row
+    temperature, top_k, top_p, min_p, seed, position = row
     if temperature == 0:
         return max(range(len(logits)), key=lambda token: logits[token])
-    kept = kept_by_reference(logits, temperature, top_k, top_p)
+    kept = kept_by_reference(logits, temperature, top_k, top_p, min_p)
     noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([kept]))[
         0
     ].double()
@@ -52,6 +55,7 @@ parameters = st.tuples(
     st.sampled_from([0.0, 0.3, 0.75, 1.5]),
     st.sampled_from([0, 1, 3, 40, 1000]),
     st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    st.sampled_from([0.0, 0.0, 0.05, 0.33, 1.0]),
     st.integers(-(2**63), 2**63 - 1),
     st.integers(0, 100_000),
 )
@@ -71,7 +75,7 @@ def test_each_row_of_a_mixed_batch_equals_the_reference(rows, seed):
 def test_frequencies_follow_the_softmax():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     count = 20_000
-    rows = batch([(0.7, 0, 1.0, 11, position) for position in range(count)])
+    rows = batch([(0.7, 0, 1.0, 0.0, 11, position) for position in range(count)])
     tokens = sample(logits.expand(count, -1), rows)
     observed = torch.bincount(tokens, minlength=5).double()
     expected = torch.softmax(logits.double() / 0.7, 0) * count
@@ -81,17 +85,19 @@ def test_frequencies_follow_the_softmax():
 
 def test_top_k_and_top_p_drop_the_tail_and_nothing_else():
     logits = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
-    rows = [(1.0, 3, 1.0, 5, p) for p in range(3000)]
+    rows = [(1.0, 3, 1.0, 0.0, 5, p) for p in range(3000)]
     drawn = sample(logits.expand(3000, -1), batch(rows))
     assert set(drawn.tolist()) == {0, 1, 2}
-    rows = [(1.0, 0, 0.65, 5, p) for p in range(3000)]
+    rows = [(1.0, 0, 0.65, 0.0, 5, p) for p in range(3000)]
     drawn = sample(logits.expand(3000, -1), batch(rows))
     assert set(drawn.tolist()) == {0, 1}
+    rows = [(1.0, 0, 1.0, 0.6, 5, p) for p in range(3000)]
+    assert set(sample(logits.expand(3000, -1), batch(rows)).tolist()) == {0, 1}
     share = (drawn == 0).double().mean().item()
     assert share == pytest.approx(4 / 7, abs=0.04)
 
 
 def test_bfloat16_logits_are_sampled_in_float32():
     logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    rows = batch([(0.8, 0, 1.0, seed, 3) for seed in range(4)])
+    rows = batch([(0.8, 0, 1.0, 0.0, seed, 3) for seed in range(4)])
     assert torch.equal(sample(logits, rows), sample(logits.float(), rows))

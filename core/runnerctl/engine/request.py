@@ -62,6 +62,11 @@ class Request:
         self._block_hashes: list[BlockHash] = []
 
     @property
+    def may_use_cached_prefix(self) -> bool:
+        """False if every prompt token has to be computed, for its log-probability."""
+        return self.sampling_params.prompt_logprobs is None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens known so far: prompt and generated."""
         return len(self.token_ids)
@@ -77,7 +82,10 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     def append(self, token_id: int) -> None:
-        """Add a sampled token and, if it is the last one, set `finish_reason`."""
+        """Add a sampled token and, if it is the last one, set `finish_reason`.
+
+        Before `min_tokens` the runner bans the end tokens, so that none comes here.
+        """
         self.token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             self.finish_reason, self.stop_reason = "stop", token_id

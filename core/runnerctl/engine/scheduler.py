@@ -178,6 +178,8 @@ class Scheduler:
                 request.request_id,
                 tuple(request.token_ids),
                 request.sampling_params,
+                request.num_prompt_tokens,
+                request.stop_token_ids,
                 block_ids,
                 request.num_computed_tokens,
             )
@@ -190,7 +192,7 @@ class Scheduler:
         request.last_step_id = self._step_id
 
     def _find_prefix(self, request: Request) -> list[int]:
-        if not self._prefix_caching:
+        if not (self._prefix_caching and request.may_use_cached_prefix):
             return []
         # At least one token must be left to compute: its logits give the next one.
         num_blocks = (request.num_tokens - 1) // self._block_size

@@ -1,4 +1,4 @@
-"""Choosing one token per row of logits: greedy, temperature, top-k, top-p."""
+"""Choosing one token per row of logits: greedy, temperature, min-p, top-k, top-p."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class SamplingBatch:
         temperature: [num_rows], float32; 0 is greedy.
         top_k: [num_rows], int64; 0 keeps all.
         top_p: [num_rows], float32; 1 keeps all.
+        min_p: [num_rows], float32; 0 keeps all.
         seeds: [num_rows], int64.
         positions: [num_rows], int64; the index the sampled token will have.
     """
@@ -25,6 +26,7 @@ class SamplingBatch:
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
+    min_p: torch.Tensor
     seeds: torch.Tensor
     positions: torch.Tensor
 
@@ -61,6 +63,9 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 def _draw(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """Sample every row by the Gumbel-max trick over the candidates it keeps."""
     logits = logits / batch.temperature.unsqueeze(1)
+    # p < min_p * max(p), without the exponentials; log 0 = -inf drops nothing
+    floor = logits.amax(dim=-1) + batch.min_p.log()
+    logits = logits.masked_fill(logits < floor.unsqueeze(1), float("-inf"))
     if not (batch.top_k > 0).any() and not (batch.top_p < 1).any():
         token_ids = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
         noise = gumbel_noise(batch.seeds, batch.positions, token_ids)

@@ -15,6 +15,24 @@ from runnerctl.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model thought of one token, and of the likeliest ones in its place.
+
+    Attributes:
+        token_id, logprob: the token that came, and its log-probability.
+        rank: 1 for the most likely token; tokens of equal probability share a rank.
+        top_token_ids, top_logprobs: the most likely tokens, best first, as many as
+            the request asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request the runner does not know yet.
 
@@ -22,7 +40,9 @@ class NewRequest:
         request_id: unique among live requests.
         prefill_token_ids: every token known so far: the prompt, and for a request
             that resumes as new also what it had generated.
-        sampling_params: with `seed` always set.
+        sampling_params: with `seed` always set, and bad words as token ids.
+        num_prompt_tokens: how many of `prefill_token_ids` are the prompt.
+        stop_token_ids: all tokens that end it; banned before `min_tokens`.
         block_ids: its KV blocks, in order of position.
         num_computed_tokens: tokens whose KV is already in those blocks.
     """
@@ -30,6 +50,8 @@ class NewRequest:
     request_id: str
     prefill_token_ids: tuple[int, ...]
     sampling_params: SamplingParams
+    num_prompt_tokens: int
+    stop_token_ids: frozenset[int]
     block_ids: tuple[int, ...]
     num_computed_tokens: int
 
@@ -85,10 +107,15 @@ class StepResult:
         step_id: of the plan.
         sampled_token_ids: the new token of each request that got one. A request whose
             prefill is not complete after this step is absent.
+        logprobs: of those tokens, for the requests that asked.
+        prompt_logprobs: of the prompt tokens whose predecessor was computed in this
+            step, for the requests that asked: (position of the first, one per token).
     """
 
     step_id: int
     sampled_token_ids: Mapping[str, int]
+    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):

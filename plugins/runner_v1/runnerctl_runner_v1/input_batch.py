@@ -23,6 +23,8 @@ class RequestState:
     """What V1 keeps of a request for as long as it lives, in the batch or out of it.
 
     Attributes:
+        num_prompt_tokens: how many of `token_ids` are the prompt.
+        stop_token_ids: banned before `min_tokens`.
         token_ids: every token known so far.
         block_ids: its KV blocks; stale while it is preempted.
         num_computed_tokens: as of the last plan that scheduled it.
@@ -30,6 +32,8 @@ class RequestState:
 
     request_id: str
     sampling_params: SamplingParams
+    num_prompt_tokens: int
+    stop_token_ids: frozenset[int]
     token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
@@ -43,7 +47,7 @@ class InputBatch:
         token_ids: [max_num_seqs, max_model_len], int32.
         num_tokens, num_computed_tokens: [max_num_seqs], int32.
         block_table: [max_num_seqs, max blocks per request], int64.
-        temperature, top_k, top_p, seed: [max_num_seqs].
+        temperature, top_k, top_p, min_p, seed: [max_num_seqs].
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -56,6 +60,7 @@ class InputBatch:
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int64)
         self.top_p = np.ones(max_num_seqs, np.float32)
+        self.min_p = np.zeros(max_num_seqs, np.float32)
         self.seed = np.zeros(max_num_seqs, np.int64)
         self._row_of: dict[str, int] = {}
         self._num_blocks = np.zeros(max_num_seqs, np.int32)
@@ -86,6 +91,7 @@ class InputBatch:
         self.temperature[row] = params.temperature
         self.top_k[row] = params.top_k
         self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
         self.seed[row] = params.seed
 
     def append_blocks(self, request_id: str, block_ids: Any) -> None:
@@ -120,6 +126,7 @@ class InputBatch:
             self.temperature,
             self.top_k,
             self.top_p,
+            self.min_p,
             self.seed,
         ):
             column[row] = column[last]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from runnerctl.models.checkpoint import read_config
-from runnerctl.runner.attention.base import AttentionBatch
 from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
 from runnerctl.runner.attention.registry import choose_backend
 from runnerctl.runner.memory import available_cache_bytes, default_device
 from runnerctl.runner.model_loader import load_model, resolve_dtype
 from runnerctl.runner.paged_model import PagedModel
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
-from runnerctl.runner.sampler import SamplingBatch, sample
 from runnerctl.runner.step import FinishedStep, StepHandle, StepPlan, StepResult
 
 from .input_batch import InputBatch, RequestState
+from .inputs import prepare_inputs
+from .sampling import prompt_logprobs, sample_tokens
 
 
 class ModelRunnerV1:
@@ -86,35 +85,29 @@ class ModelRunnerV1:
         self._update_batch(plan)
         if not plan.num_scheduled_tokens:
             return StepResult(plan.step_id, {})
-        batch = self._batch
-        n = batch.num_rows
-        scheduled = np.array([plan.num_scheduled_tokens[r] for r in batch.request_ids], np.int32)
-        computed = batch.num_computed_tokens[:n]
-        query_start_loc = np.zeros(n + 1, np.int32)
-        np.cumsum(scheduled, out=query_start_loc[1:])
-        row_of_token = np.repeat(np.arange(n), scheduled)
-        offsets = np.arange(query_start_loc[-1]) - query_start_loc[row_of_token]
-        positions = computed[row_of_token] + offsets
-        input_ids = batch.token_ids[row_of_token, positions]
-        block_size = self._config.cache.block_size
-        blocks = batch.block_table[row_of_token, positions // block_size]
-        slot_mapping = torch.from_numpy(blocks * block_size + positions % block_size)
-        attention = AttentionBatch(
-            query_start_loc_np=query_start_loc,
-            seq_lens_np=computed + scheduled,
-            block_table=torch.from_numpy(batch.block_table[:n]).to(self._device),
-            slot_mapping=slot_mapping.to(self._device),
-        )
-        # Only a request whose known tokens are all computed after this step gets a new one.
-        rows = np.flatnonzero(computed + scheduled == batch.num_tokens[:n])
+        batch, block_size = self._batch, self._config.cache.block_size
+        inputs = prepare_inputs(batch, plan, self._requests, block_size, self._device)
         logits = self._model.forward(
-            torch.from_numpy(input_ids.astype(np.int64)).to(self._device),
-            torch.from_numpy(positions).to(self._device),
-            torch.from_numpy(query_start_loc[1:][rows].astype(np.int64) - 1).to(self._device),
-            self._backend.prepare(attention),
-            attention.slot_mapping,
+            inputs.input_ids,
+            inputs.positions,
+            inputs.logits_rows,
+            self._backend.prepare(inputs.attention),
+            inputs.attention.slot_mapping,
         )
-        return StepResult(plan.step_id, self._sample(logits, rows))
+        states = [self._requests[batch.request_ids[row]] for row in inputs.sampled_rows]
+        num_prompt_rows = logits.shape[0] - len(states)
+        tokens, logprobs = [], {}
+        if states:
+            tokens, logprobs = sample_tokens(logits[num_prompt_rows:], inputs, batch, states)
+        for state, token_id in zip(states, tokens, strict=True):
+            state.token_ids.append(token_id)
+            batch.append_token(state.request_id, token_id)
+        return StepResult(
+            plan.step_id,
+            sampled_token_ids={s.request_id: t for s, t in zip(states, tokens, strict=True)},
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs(logits[:num_prompt_rows], inputs.spans),
+        )
 
     def _update_batch(self, plan: StepPlan) -> None:
         """Bring rows and states in line with the plan."""
@@ -129,6 +122,8 @@ class ModelRunnerV1:
             state = RequestState(
                 request_id=new.request_id,
                 sampling_params=new.sampling_params,
+                num_prompt_tokens=new.num_prompt_tokens,
+                stop_token_ids=new.stop_token_ids,
                 token_ids=list(new.prefill_token_ids),
                 block_ids=list(new.block_ids),
                 num_computed_tokens=new.num_computed_tokens,
@@ -146,22 +141,3 @@ class ModelRunnerV1:
                 continue
             batch.append_blocks(cached.request_id, cached.new_block_ids)
             batch.num_computed_tokens[batch.row(cached.request_id)] = cached.num_computed_tokens
-
-    def _sample(self, logits: torch.Tensor, rows: np.ndarray) -> dict[str, int]:  # type: ignore[type-arg]
-        """Sample for the given batch rows and remember the tokens."""
-        if not len(rows):
-            return {}
-        batch = self._batch
-        parameters = SamplingBatch(
-            temperature=torch.from_numpy(batch.temperature[rows]),
-            top_k=torch.from_numpy(batch.top_k[rows]),
-            top_p=torch.from_numpy(batch.top_p[rows]),
-            seeds=torch.from_numpy(batch.seed[rows]),
-            positions=torch.from_numpy(batch.num_tokens[rows].astype(np.int64)),
-        )
-        tokens = sample(logits, parameters.to(self._device)).tolist()
-        sampled = dict(zip([batch.request_ids[row] for row in rows], tokens, strict=True))
-        for request_id, token_id in sampled.items():
-            self._requests[request_id].token_ids.append(token_id)
-            batch.append_token(request_id, token_id)
-        return sampled
