@@ -3,8 +3,9 @@
 import pytest
 
 from runnerctl import Discourage, Forbid, Require, RunnerSpec, Vote
+from runnerctl.ballots import stamp
 from runnerctl.decision import ExplicitChoice, PluginRecord
-from runnerctl.selection import StampedBallot, count
+from runnerctl.selection import count
 
 V1 = RunnerSpec("v1", "m:V1", fallback=True)
 V2 = RunnerSpec("v2", "m:V2")
@@ -16,7 +17,7 @@ FLAG = ExplicitChoice("v1", "command line", "--runner")
 
 def cast(*ballots, runners=BOTH, **options):
     """Count `(plugin, ballot)` pairs."""
-    return count([StampedBallot(b, plugin) for plugin, b in ballots], runners, **options)
+    return count([stamp(b, plugin) for plugin, b in ballots], runners, **options)
 
 
 def statuses(outcome):
@@ -241,7 +242,7 @@ def test_a_tie_is_an_error_in_strict_mode_and_the_tied_votes_are_decisive():
     assert statuses(outcome) == {
         ("a", "vote", "v3"): ("decisive", None),
         ("b", "vote", "v2"): ("decisive", None),
-        ("c", "vote", "v1"): ("moot", None),
+        ("c", "vote", "v1"): ("overridden", "a, b"),
     }
 
 
@@ -319,7 +320,7 @@ def test_without_any_runner_the_error_says_that_no_plugin_provides_one():
 
 
 def test_origin_and_priority_are_kept_with_the_ballot():
-    outcome = count([StampedBallot(Vote("v2", "why", 7), "a", "acme", "1.2")], BOTH)
+    outcome = count([stamp(Vote("v2", "why", 7), "a", "acme", "1.2")], BOTH)
     (b,) = outcome.ballots
     assert (b.plugin, b.distribution, b.version, b.priority, b.reason) == (
         "a",

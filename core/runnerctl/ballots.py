@@ -1,14 +1,15 @@
 """The four answers a plugin may give to `select_runner`.
 
 A ballot says what and why, never who: the host stamps each one with the plugin
-and distribution it came from (`decision.CountedBallot`), so that no plugin can
-vote in another's name.
+and distribution it came from (`StampedBallot`), so that no plugin can vote in
+another's name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from math import inf
+from typing import ClassVar, Literal, NamedTuple
 
 BUILTIN = -10
 """The priority at which built-in policies speak, below the default of 0, so that
@@ -60,7 +61,7 @@ class Require:
     `remedy` tells the user which setting to change if they want another runner.
 
     Raises:
-        ValueError: `runner` or `reason` is empty.
+        ValueError: `runner` or `reason` is empty, or `remedy` is not text.
     """
 
     kind: ClassVar[BallotKind] = "require"
@@ -69,7 +70,7 @@ class Require:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        _check(self, self.runner, self.reason)
+        _check(self, self.runner, self.reason, remedy=self.remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Forbid:
     """`runner` cannot serve this. Not even an explicit choice overrides it.
 
     Raises:
-        ValueError: `runner` or `reason` is empty.
+        ValueError: `runner` or `reason` is empty, or `remedy` is not text.
     """
 
     kind: ClassVar[BallotKind] = "forbid"
@@ -86,18 +87,59 @@ class Forbid:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        _check(self, self.runner, self.reason)
+        _check(self, self.runner, self.reason, remedy=self.remedy)
 
 
 Ballot = Vote | Discourage | Require | Forbid
 
 
-def _check(ballot: object, runner: object, reason: object, priority: object = 0) -> None:
+class StampedBallot(NamedTuple):
+    """A ballot with the plugin it came from, as the host (not the plugin) says.
+
+    A plain tuple, because the count compares and sorts them by the hundred; the order of
+    the fields is the order in which a Decision lists ballots.
+
+    Attributes:
+        priority: of a soft ballot; 0 for a hard one, which has none.
+        remedy: of a hard ballot; empty for a soft one.
+    """
+
+    plugin: str
+    kind: BallotKind
+    runner: str
+    priority: int
+    reason: str
+    remedy: str
+    distribution: str
+    version: str
+
+    @property
+    def reach(self) -> float:
+        """The highest priority of a vote that this veto cancels."""
+        return inf if self.kind == "forbid" else self.priority
+
+
+def stamp(ballot: Ballot, plugin: str, distribution: str = "", version: str = "") -> StampedBallot:
+    """The ballot, with where it came from."""
+    if isinstance(ballot, Vote | Discourage):
+        priority, remedy = ballot.priority, ""
+    else:
+        priority, remedy = 0, ballot.remedy
+    return StampedBallot(
+        plugin, ballot.kind, ballot.runner, priority, ballot.reason, remedy, distribution, version
+    )
+
+
+def _check(
+    ballot: object, runner: object, reason: object, priority: object = 0, remedy: object = ""
+) -> None:
     name = type(ballot).__name__
     if not isinstance(runner, str) or not runner.strip():
         raise ValueError(f"{name}: runner must be a runner's name, not {runner!r}")
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError(f"{name} for {runner!r} needs a reason that a user can read")
+    if not isinstance(remedy, str):
+        raise ValueError(f"{name} for {runner!r}: remedy must be text, not {remedy!r}")
     # bool is an int in Python, but True as a priority is always a mistake
     if type(priority) is not int:
         raise ValueError(f"{name} for {runner!r}: priority must be an int, not {priority!r}")

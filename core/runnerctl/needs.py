@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from runnerctl.ballots import Forbid
+from runnerctl.ballots import Forbid, StampedBallot, stamp
 from runnerctl.config import EngineConfig
 from runnerctl.decision import Need, PluginRecord
 from runnerctl.runner.spec import CAPABILITIES, RunnerSpec
-from runnerctl.selection import StampedBallot
 
 # fact -> capability, in the order in which needs are listed
 _FACTS = {
@@ -66,7 +65,7 @@ def capability_forbids(
         if missing:
             record = provider(name)
             forbid = Forbid(name, _lacks(name, missing), _remedy(missing))
-            ballots.append(StampedBallot(forbid, record.name, record.distribution, record.version))
+            ballots.append(stamp(forbid, record.name, record.distribution, record.version))
     return ballots
 
 

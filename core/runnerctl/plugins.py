@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from runnerctl.ballots import Discourage, Forbid, Require, Vote
+from runnerctl.ballots import Discourage, Forbid, Require, StampedBallot, Vote, stamp
 from runnerctl.decision import Decision, PluginRecord
 from runnerctl.plugin_checks import (
     GUARDED,
@@ -29,7 +29,6 @@ from runnerctl.plugin_checks import (
 from runnerctl.plugin_discovery import Wishes, clashes, fold, installed, is_builtin
 from runnerctl.problems import Problem
 from runnerctl.runner.spec import RunnerSpec
-from runnerctl.selection import StampedBallot
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -196,7 +195,7 @@ class PluginHost:
             "warning" if not (strict or self.strict) else "error",
             "The vote is counted without what it had left to say, which could have been a veto",
         )
-        stamped = [StampedBallot(b, r.name, r.distribution, r.version) for r, b in answers]
+        stamped = [stamp(b, r.name, r.distribution, r.version) for r, b in answers]
         return stamped, problems
 
     def validate(

@@ -1,4 +1,4 @@
-"""The count: from the plugins' ballots to one runner, and what became of each ballot.
+"""The count: from the plugins' ballots to one runner.
 
 Pure: no I/O, no clock, no global state. The rules, in order, and nothing else:
 
@@ -13,57 +13,23 @@ Pure: no I/O, no clock, no global state. The rules, in order, and nothing else:
 5. The fallback runner, unless forbidden.
 6. An error that lists every reason.
 
-The errors of rules 0 to 2 are collected and reported together.
+The errors of rules 0 to 2 are collected and reported together. What became of each
+ballot is said by `ballot_status`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from runnerctl import selection_messages as say
-from runnerctl.ballots import Ballot, BallotKind
-from runnerctl.decision import BallotStatus, CountedBallot, ExplicitChoice, PluginRecord
+from runnerctl.ballot_status import Finding, with_status
+from runnerctl.ballots import StampedBallot
+from runnerctl.decision import CountedBallot, ExplicitChoice, PluginRecord
 from runnerctl.problems import Problem
 from runnerctl.runner.spec import RunnerSpec
-
-
-@dataclass(frozen=True, slots=True)
-class StampedBallot:
-    """A ballot with the plugin it came from, as the host (not the plugin) says."""
-
-    ballot: Ballot
-    plugin: str
-    distribution: str = ""
-    version: str = ""
-
-    @property
-    def kind(self) -> BallotKind:
-        """`vote`, `discourage`, `require` or `forbid`."""
-        return self.ballot.kind
-
-    @property
-    def runner(self) -> str:
-        """The runner the ballot speaks of."""
-        return self.ballot.runner
-
-    @property
-    def priority(self) -> int | None:
-        """The priority of a soft ballot; None for a hard one."""
-        return getattr(self.ballot, "priority", None)
-
-    @property
-    def level(self) -> int:
-        """The priority as a number to compare; 0 for a hard ballot, where nothing compares it."""
-        return getattr(self.ballot, "priority", 0)
-
-    @property
-    def remedy(self) -> str:
-        """The remedy of a hard ballot; empty for a soft one."""
-        return getattr(self.ballot, "remedy", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +39,6 @@ class Outcome:
     runner: str | None
     ballots: tuple[CountedBallot, ...]
     problems: tuple[Problem, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of one ballot; the last three fields of a `CountedBallot`."""
-
-    status: BallotStatus
-    overridden_by: str | None = None
-    note: str = ""
-
-
-DECISIVE = Verdict("decisive")
-MOOT = Verdict("moot")
 
 
 def count(
@@ -104,240 +57,118 @@ def count(
         strict: a tie is an error.
         unavailable: blocked and failed plugins, to name in the way out of an error.
     """
-    box = sorted(ballots, key=_canonical)
+    box = sorted(ballots)
     known = [b for b in box if b.runner in runners]
+    absent = [b for b in box if b.runner not in runners and b.kind != "require"]
     requires = [b for b in box if b.kind == "require"]
-    forbids = [b for b in known if b.kind == "forbid"]
-    notes = say.unprovided([b for b in box if b.runner not in runners], runners)
-
-    judge: Callable[[StampedBallot], Verdict]
-    runner: str | None
-    errors = _hard_errors(requires, forbids, explicit, runners, unavailable)
-    if errors:
-        basis = {id(b) for _, rests_on in errors for b in rests_on}
-        runner, problems = None, [problem for problem, _ in errors]
-        judge = partial(_under_errors, basis=basis)
-    elif explicit or requires:
-        runner = explicit.runner if explicit else requires[0].runner
-        by = f"explicit choice ({explicit.setting})" if explicit else say.plugins(requires)
-        problems, judge = [], partial(_under_order, runner=runner, by=by)
-    else:
-        poll = Poll(known, runners, strict)
-        runner, problems, judge = poll.winner, poll.problems(unavailable), poll.verdict
-    return Outcome(runner, _stamp_verdicts(box, runners, judge), (*problems, *notes))
+    finding = _contradictions(requires, known, explicit, runners, unavailable)
+    if finding is None and explicit:
+        by = f"explicit choice ({explicit.setting})"
+        finding = Finding(explicit.runner, decisive=requires, by=by)
+    elif finding is None and requires:
+        finding = Finding(requires[0].runner, decisive=requires, by=say.plugins(requires))
+    elif finding is None:
+        finding = _poll(known, runners, strict, unavailable)
+    return Outcome(
+        finding.runner,
+        with_status(box, finding, runners),
+        (*finding.problems, *say.unprovided(absent, runners)),
+    )
 
 
-def _hard_errors(
-    requires: list[StampedBallot],
-    forbids: list[StampedBallot],
+def _contradictions(
+    requires: Sequence[StampedBallot],
+    known: Sequence[StampedBallot],
     explicit: ExplicitChoice | None,
     runners: Mapping[str, RunnerSpec],
     unavailable: Sequence[PluginRecord],
-) -> list[tuple[Problem, list[StampedBallot]]]:
-    """The errors of rules 0 to 2, each with the ballots it rests on."""
-    errors: list[tuple[Problem, list[StampedBallot]]] = []
+) -> Finding | None:
+    """The errors of rules 0 to 2 with the ballots they rest on; None if there are none."""
+    forbids = [b for b in known if b.kind == "forbid"]
     wanted = sorted({b.runner for b in requires})
+    problems: list[Problem] = []
+    basis: list[StampedBallot] = []
     for runner in wanted:
         asking = [b for b in requires if b.runner == runner]
         against = [b for b in forbids if b.runner == runner]
         if runner not in runners:
-            errors.append((say.required_but_unprovided(asking, runners, unavailable), asking))
+            problems.append(say.required_but_unprovided(asking, runners, unavailable))
+            basis += asking
         elif against:
-            errors.append(
-                (say.required_but_forbidden(asking, against, unavailable), asking + against)
-            )
+            problems.append(say.required_but_forbidden(asking, against, unavailable))
+            basis += asking + against
     if len(wanted) > 1:
-        errors.append((say.two_requires(requires), requires))
+        problems.append(say.two_requires(requires))
+        basis += requires
+    if explicit and explicit.runner not in runners:
+        problems.append(say.unknown_choice(explicit, runners, unavailable))
     if explicit:
-        if explicit.runner not in runners:
-            errors.append((say.unknown_choice(explicit, runners, unavailable), []))
         against = [b for b in requires if b.runner != explicit.runner]
         against += [b for b in forbids if b.runner == explicit.runner]
         if against:
-            errors.append((say.choice_against_hard(explicit, against, unavailable), against))
-    return errors
+            problems.append(say.choice_against_hard(explicit, against, unavailable))
+            basis += against
+    return Finding(None, decisive=basis, problems=problems) if problems else None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a poll ended.
+def _poll(
+    known: Sequence[StampedBallot],
+    runners: Mapping[str, RunnerSpec],
+    strict: bool,
+    unavailable: Sequence[PluginRecord],
+) -> Finding:
+    """Rules 4 to 6: the votes, the fallback, or that nothing is left.
 
-    Attributes:
-        winner: the runner, or None (a tie in strict mode, or nothing left).
-        tied: the runners in a tie, sorted; empty if there was none.
-        top: the highest priority of a standing vote; None if no vote stands.
+    Vetoes are decisive if the poll would end differently without those against the same
+    runner, or if nothing is left. Lifting them changes only how that one runner fares, so
+    vetoes that are moot one runner at a time are moot together.
     """
+    fallback = next((name for name in sorted(runners) if runners[name].fallback), None)
+    votes = [b for b in known if b.kind == "vote"]
+    vetoes = [b for b in known if b.kind != "vote"]  # a Require would have settled it before
+    winner, tied, leading = _elect(votes, vetoes, fallback, strict)
+    barred = {b.runner for b in vetoes}
+    if winner or tied:
+        for runner in sorted(barred):
+            others = [b for b in vetoes if b.runner != runner]
+            if _elect(votes, others, fallback, strict)[:2] == (winner, tied):
+                barred.remove(runner)
+    lowest: dict[str, int] = {}
+    for b in votes:
+        lowest[b.runner] = min(b.priority, lowest.get(b.runner, b.priority))
+    decisive = [b for b in vetoes if b.runner in barred and b.reach >= lowest.get(b.runner, inf)]
 
-    winner: str | None
-    tied: tuple[str, ...]
-    top: int | None = field(compare=False)
+    winning = [b for b in leading if winner in (b.runner, None)]
+    problems = []
+    if tied:
+        problems.append(say.tie(leading, tied, winner))
+    elif winner is None:
+        problems.append(say.nothing_left(decisive, runners, unavailable))
+    by = say.plugins(winning) or "the fallback"
+    return Finding(winner, decisive=[*winning, *decisive], by=by, problems=problems)
 
 
-def elect(
-    votes: Collection[tuple[str, int, str]],
-    bars: Mapping[str, float],
+def _elect(
+    votes: Sequence[StampedBallot],
+    vetoes: Sequence[StampedBallot],
     fallback: str | None,
     strict: bool,
-) -> Result:
-    """Rules 4 and 5.
-
-    Args:
-        votes: (runner, priority, plugin), each once.
-        bars: per vetoed runner the priority above which a vote for it stands; infinite
-            for a forbidden one.
-        fallback: the fallback runner, if any.
-        strict: a tie has no winner.
-    """
-    standing = [vote for vote in votes if vote[1] > bars.get(vote[0], -inf)]
-    top = max((priority for _, priority, _ in standing), default=None)
-    support = Counter(runner for runner, priority, _ in standing if priority == top)
-    most = max(support.values(), default=0)
-    leaders = sorted(runner for runner, plugins in support.items() if plugins == most)
-    if len(leaders) > 1:
-        first = fallback if fallback in leaders else leaders[0]
-        return Result(None if strict else first, tuple(leaders), top)
-    if leaders:
-        return Result(leaders[0], (), top)
-    forbidden = fallback is None or bars.get(fallback) == inf
-    return Result(None if forbidden else fallback, (), None)
-
-
-class Poll:
-    """Rules 4 to 6 over the ballots for provided runners, and the status of each ballot.
-
-    A veto is decisive if the poll would end differently without the vetoes against its
-    runner. Lifting them changes only how that one runner fares, so vetoes that are moot
-    one runner at a time are moot together.
-    """
-
-    def __init__(
-        self, known: Sequence[StampedBallot], runners: Mapping[str, RunnerSpec], strict: bool
-    ) -> None:
-        self.known, self.runners = known, runners
-        self.votes = [b for b in known if b.kind == "vote"]
-        self.vetoes: dict[str, list[StampedBallot]] = {}
-        for b in known:
-            if b.kind != "vote":  # a Require would have settled the matter before
-                self.vetoes.setdefault(b.runner, []).append(b)
-
-        bars = {runner: max(map(_bar, against)) for runner, against in self.vetoes.items()}
-        votes = {(b.runner, b.level, b.plugin) for b in self.votes}
-        fallback = next((r for r in sorted(runners) if runners[r].fallback), None)
-        self.result = elect(votes, bars, fallback, strict)
-        self.turned = {  # runners with decisive vetoes
-            runner
-            for runner in bars
-            if elect(votes, {**bars, runner: -inf}, fallback, strict) != self.result
-        }
-
-        self.winner, self.tied = self.result.winner, self.result.tied
-        leaders = self.tied or (self.winner,)
-        self.leading = [b for b in self.votes if b.level == self.result.top and b.runner in leaders]
-        winning = [b for b in self.leading if self.winner in (b.runner, None)]
-        self.winning = {id(b) for b in winning}
-        self.by = say.plugins(winning) or "the fallback"
-        self._cancelled_by: dict[tuple[str, int], Verdict] = {}
-        self.lowest_vote: dict[str, int] = {}
-        for b in self.votes:
-            self.lowest_vote[b.runner] = min(b.level, self.lowest_vote.get(b.runner, b.level))
-
-    def problems(self, unavailable: Sequence[PluginRecord]) -> list[Problem]:
-        """The tie, or that nothing is left."""
-        if self.tied:
-            return [say.tie(self.leading, self.tied, self.winner)]
-        if self.winner is None:
-            vetoes = [b for b in self.known if b.kind == "forbid" or self._cancels(b)]
-            forbidden = {b.runner for b in vetoes if b.kind == "forbid"}
-            free = sorted({*self.runners} - forbidden)
-            return [say.nothing_left(vetoes, self.runners, free, unavailable)]
-        return []
-
-    def verdict(self, b: StampedBallot) -> Verdict:
-        """What became of one ballot for a provided runner."""
-        return self._of_vote(b) if b.kind == "vote" else self._of_veto(b)
-
-    def _of_vote(self, b: StampedBallot) -> Verdict:
-        if id(b) in self.winning:
-            return DECISIVE
-        if b.runner == self.winner:
-            return Verdict("moot", note=f"{b.runner} serves without it")
-        if b.runner in self.turned:
-            return self._cancelled(b.runner, b.level)
-        if self.winner is None:
-            return Verdict("moot", note="the tie is at a higher priority")
-        return Verdict("overridden", self.by)
-
-    def _cancelled(self, runner: str, priority: int) -> Verdict:
-        if (runner, priority) not in self._cancelled_by:  # votes come by the dozen
-            against = [veto for veto in self.vetoes[runner] if _bar(veto) >= priority]
-            by = Verdict("overridden", say.plugins(against))
-            self._cancelled_by[runner, priority] = by
-        return self._cancelled_by[runner, priority]
-
-    def _of_veto(self, b: StampedBallot) -> Verdict:
-        nothing_left = self.winner is None and not self.tied  # an error that lists each Forbid
-        if b.kind == "forbid" and (b.runner in self.turned or nothing_left):
-            return DECISIVE
-        if b.runner in self.turned and self._cancels(b):
-            return DECISIVE
-        if b.runner == self.winner:
-            return Verdict("overridden", self.by)
-        return Verdict("moot", note=f"{b.runner} would not have been chosen anyway")
-
-    def _cancels(self, b: StampedBallot) -> bool:
-        """True for a Discourage that cancels at least one vote."""
-        return b.kind == "discourage" and self.lowest_vote.get(b.runner, inf) <= b.level
-
-
-def _bar(veto: StampedBallot) -> float:
-    return inf if veto.kind == "forbid" else veto.level
-
-
-def _under_errors(b: StampedBallot, basis: Collection[int]) -> Verdict:
-    """The status of a ballot when errors of rules 0 to 2 leave no runner."""
-    return DECISIVE if id(b) in basis else MOOT
-
-
-def _under_order(b: StampedBallot, runner: str, by: str) -> Verdict:
-    """The status of a ballot when an explicit choice or a Require settles the matter."""
-    if b.kind == "require":
-        return DECISIVE
-    opposed = (b.kind == "vote") == (b.runner != runner)
-    if b.kind != "forbid" and opposed:
-        return Verdict("overridden", by)
-    return Verdict("moot", note=f"{by} settles it")
-
-
-def _canonical(b: StampedBallot) -> tuple[str | int, ...]:
-    x = b.ballot
-    return (b.plugin, x.kind, x.runner, b.level, x.reason, b.distribution, b.version, b.remedy)
-
-
-def _stamp_verdicts(
-    box: Sequence[StampedBallot],
-    runners: Collection[str],
-    judge: Callable[[StampedBallot], Verdict],
-) -> tuple[CountedBallot, ...]:
-    counted = []
-    for b in box:
-        x = b.ballot
-        if x.runner in runners or x.kind == "require":
-            verdict = judge(b)
-        else:
-            verdict = Verdict("moot", note=say.nobody_provides(x.runner, runners))
-        counted.append(
-            CountedBallot(
-                plugin=b.plugin,
-                distribution=b.distribution,
-                version=b.version,
-                kind=x.kind,
-                runner=x.runner,
-                reason=x.reason,
-                priority=b.priority,
-                remedy=b.remedy,
-                status=verdict.status,
-                overridden_by=verdict.overridden_by,
-                note=verdict.note,
-            )
-        )
-    return tuple(counted)
+) -> tuple[str | None, tuple[str, ...], list[StampedBallot]]:
+    """Rules 4 and 5: the winner, the runners in a tie (none if there was none), their votes."""
+    bars: dict[str, float] = defaultdict(lambda: -inf)
+    for veto in vetoes:
+        bars[veto.runner] = max(bars[veto.runner], veto.reach)
+    standing = [b for b in votes if b.priority > bars[b.runner]]
+    if not standing:
+        return (None if fallback is None or bars[fallback] == inf else fallback), (), []
+    top = max(b.priority for b in standing)
+    support = Counter(
+        runner for runner, _ in {(b.runner, b.plugin) for b in standing if b.priority == top}
+    )
+    most = max(support.values())
+    leaders = tuple(sorted(runner for runner, plugins in support.items() if plugins == most))
+    leading = [b for b in standing if b.priority == top and b.runner in leaders]
+    if len(leaders) == 1:
+        return leaders[0], (), leading
+    first = fallback if fallback in leaders else leaders[0]
+    return (None if strict else first), leaders, leading

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from runnerctl.ballots import StampedBallot
 from runnerctl.decision import ExplicitChoice, PluginRecord
 from runnerctl.problems import Problem
 from runnerctl.suggest import did_you_mean
-
-if TYPE_CHECKING:
-    from runnerctl.selection import StampedBallot
 
 _VERB = {
     "vote": "votes for",
@@ -25,22 +22,32 @@ def plugins(ballots: Iterable[StampedBallot]) -> str:
     return ", ".join(sorted({b.plugin for b in ballots}))
 
 
+def moot(runner: str, winner: str | None, runners: Collection[str]) -> str:
+    """Why a ballot for or against `runner` has no bearing on the outcome."""
+    if runner not in runners:
+        return nobody_provides(runner, runners)
+    if winner is None:
+        return "the error stands without it"
+    if runner == winner:
+        return f"{runner} serves without it"
+    return f"{runner} would not have been chosen anyway"
+
+
 def nobody_provides(runner: str, runners: Collection[str]) -> str:
     """Why ballots for `runner` are moot."""
     return f"nobody provides runner {runner!r}{did_you_mean(runner, runners)}"
 
 
 def unprovided(ballots: Sequence[StampedBallot], runners: Collection[str]) -> list[Problem]:
-    """One note for each runner that soft ballots or vetoes name and nobody provides."""
-    soft = [b for b in ballots if b.kind != "require"]
+    """One note for each runner that `ballots` name and nobody provides."""
     return [
         Problem(
             "note",
             f"{nobody_provides(runner, runners).rstrip('?')} "
-            f"(named by {plugins(b for b in soft if b.runner == runner)}); "
+            f"(named by {plugins(b for b in ballots if b.runner == runner)}); "
             "these ballots have no effect",
         )
-        for runner in sorted({b.runner for b in soft})
+        for runner in sorted({b.runner for b in ballots})
     ]
 
 
@@ -123,7 +130,6 @@ def tie(votes: Sequence[StampedBallot], tied: Sequence[str], winner: str | None)
 def nothing_left(
     vetoes: Sequence[StampedBallot],
     runners: Collection[str],
-    free: Sequence[str],
     unavailable: Sequence[PluginRecord],
 ) -> Problem:
     """Rule 6: no vote stands and the fallback cannot serve."""
@@ -133,6 +139,8 @@ def nothing_left(
             "no plugin provides a runner",
             remedy=f"install or unblock one{_unavailable(unavailable)}",
         )
+    forbids = [b for b in vetoes if b.kind == "forbid"]
+    free = sorted({*runners} - {b.runner for b in forbids})
     reasons = [_said(vetoes)] if vetoes else []
     if free:
         reasons.append(f"no vote stands for {', '.join(free)}, and none of these is the fallback")
@@ -140,12 +148,12 @@ def nothing_left(
     return Problem(
         "error",
         f"no runner can serve this configuration: {'; '.join(reasons)}",
-        remedy=_ways_out([b for b in vetoes if b.kind == "forbid"], ask, unavailable),
+        remedy=_ways_out(forbids, ask, unavailable),
     )
 
 
 def _said(ballots: Sequence[StampedBallot]) -> str:
-    return "; ".join(f"{b.plugin} {_VERB[b.kind]} {b.runner} ({b.ballot.reason})" for b in ballots)
+    return "; ".join(f"{b.plugin} {_VERB[b.kind]} {b.runner} ({b.reason})" for b in ballots)
 
 
 def _ways_out(
