@@ -53,13 +53,19 @@ class IncrementalDetokenizer:
         """The stop string that was found, or None."""
         return self._stop.found
 
-    def add(self, token_ids: Sequence[int]) -> str:
+    def add(self, token_ids: Sequence[int], *, may_stop: bool = True) -> str:
         """The text that became certain by these tokens; "" after a stop string.
+
+        Without `may_stop` the text is not looked through for stop strings, nor is it later.
 
         Held back are characters with bytes to come, and an end that could still become
         a stop string.
         """
-        return self._deliver("".join(self._window.add(token) for token in token_ids), last=False)
+        new = "".join(self._window.add(token) for token in token_ids)
+        if not may_stop:
+            self.text += new
+            return new
+        return self._deliver(new, last=False)
 
     def finish(self) -> str:
         """What was held back, once no more tokens come."""

@@ -52,19 +52,21 @@ class Engine:
         """True while a call of `step` would do something."""
         return bool(self.scheduler.requests)
 
-    def add_request(
+    def new_request(
         self, request_id: str, prompt_token_ids: Sequence[int], sampling_params: SamplingParams
     ) -> Request:
-        """Queue a request. Its prompt was checked, and its seed is set."""
-        request = Request(
+        """A request that is not queued yet. Its prompt was checked, and its seed is set."""
+        return Request(
             request_id,
             prompt_token_ids,
             sampling_params,
             eos_token_ids=self._eos_token_ids,
             max_total_tokens=self.cache_size.max_model_len,
         )
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request behind the others."""
         self.scheduler.add(request)
-        return request
 
     def step(self) -> list[Request]:
         """Compute one step; returns the requests that got a token.
@@ -83,7 +85,7 @@ class Engine:
         return self.scheduler.update(plan, result)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a live request from outside: a stop string, or an abort."""
+        """End a request from outside, queued or not: a stop string, or an abort."""
         self.scheduler.finish(request, reason)
 
     def shutdown(self) -> None:

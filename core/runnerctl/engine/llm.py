@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerctl.engine.detokenizer import IncrementalDetokenizer
+from runnerctl.engine.admission import for_answer, for_this_model, per_prompt
+from runnerctl.engine.answers import PromptAnswers
 from runnerctl.engine.engine import Engine
 from runnerctl.engine.live_request import LiveRequest
 from runnerctl.engine.outputs import RequestOutput, StreamDelta
-from runnerctl.engine.prompts import PromptLike, as_prompts
+from runnerctl.engine.prompts import Prompt, PromptLike, as_prompts
 from runnerctl.engine.requirements import check_engine_installed
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.stats import EngineStats
@@ -107,13 +107,13 @@ class LLM:
             PromptError: a prompt is empty, too long or has unknown token ids. Nothing
                 was generated then.
         """
-        live = self._admit(prompts, sampling_params)
+        answers = self._admit(prompts, sampling_params)
         try:
-            while any(not entry.finished for entry in live):
+            while not all(one.finished for one in answers):
                 self._step()
         finally:
-            self._release(live)
-        return [entry.output() for entry in live]
+            self._release(answers)
+        return [one.output() for one in answers]
 
     def stream(
         self,
@@ -127,6 +127,18 @@ class LLM:
         """
         # Not itself a generator: a bad prompt is to raise here, not at the first delta.
         return self._stream(self._admit(prompts, sampling_params))
+
+    def abort(self, request_id: str) -> None:
+        """End one running answer, as a delta of `stream` names it; its stream goes on.
+
+        Its last delta has the finish reason `abort`. An id that is not running is ignored.
+        """
+        entry = self._live.get(request_id)
+        if entry is None or entry.finished:
+            return
+        self._running_engine().finish(entry.request, "abort")
+        entry.take_abort()
+        self._start_followers(entry)
 
     def chat(
         self,
@@ -177,7 +189,7 @@ class LLM:
         self,
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[LiveRequest]:
+    ) -> list[PromptAnswers]:
         """Check everything, then queue everything."""
         engine = self._running_engine()
         checked = as_prompts(
@@ -187,38 +199,42 @@ class LLM:
             max_model_len=engine.cache_size.max_model_len,
             length_setting=self._length_setting,
         )
-        params = _per_prompt(sampling_params, len(checked))
-        if self._tokenizer is None and any(p.stop for p in params):
-            raise UserError(
-                "stop strings need a tokenizer, and this model has none",
-                remedy="use stop_token_ids",
-                setting="stop",
-            )
-        live = []
-        for index, (prompt, param) in enumerate(zip(checked, params, strict=True)):
-            request_id = str(self._next_id)
-            self._next_id += 1
-            seeded = param if param.seed is not None else replace(param, seed=secrets.randbits(63))
-            request = engine.add_request(request_id, prompt.token_ids, seeded)
-            detokenizer = None
-            if self._tokenizer is not None:
-                detokenizer = IncrementalDetokenizer(
-                    self._tokenizer, param.skip_special_tokens, param.stop
-                )
-            live.append(LiveRequest(index, prompt, request, detokenizer))
-            self._live[request_id] = live[-1]
-        return live
+        params = [
+            for_this_model(one, self._tokenizer, engine.model.vocab_size)
+            for one in per_prompt(sampling_params, len(checked))
+        ]
+        answers = [self._new_answers(*one) for one in enumerate(zip(checked, params, strict=True))]
+        for one in answers:
+            self._live |= {entry.request.request_id: entry for entry in one.entries}
+            engine.add_request(one.entries[0].request)
+        return answers
 
-    def _stream(self, live: list[LiveRequest]) -> Iterator[StreamDelta]:
+    def _new_answers(
+        self, index: int, prompt_and_params: tuple[Prompt, SamplingParams]
+    ) -> PromptAnswers:
+        """The `n` answers to one prompt, none of them queued yet."""
+        engine = self._running_engine()
+        prompt, params = prompt_and_params
+        request_id = str(self._next_id)
+        self._next_id += 1
+        entries = []
+        for i in range(params.n):
+            answer_id = f"{request_id}.{i}" if i else request_id
+            request = engine.new_request(answer_id, prompt.token_ids, for_answer(params, i))
+            entries.append(LiveRequest(index, i, request, self._tokenizer))
+        entries[0].followers = entries[1:]
+        return PromptAnswers(request_id, prompt, entries, self._tokenizer)
+
+    def _stream(self, answers: list[PromptAnswers]) -> Iterator[StreamDelta]:
         try:
             while True:
-                for entry in live:
-                    yield from entry.take_deltas()
-                if all(entry.finished for entry in live):
+                for one in answers:
+                    yield from one.take_deltas()
+                if all(one.finished for one in answers):
                     return
                 self._step()
         finally:
-            self._release(live)
+            self._release(answers)
 
     def _step(self) -> None:
         """One engine step; its tokens become text in their requests."""
@@ -227,29 +243,22 @@ class LLM:
         for request in engine.step():
             entry = self._live[request.request_id]
             entry.take_token()
+            self._start_followers(entry)
             if request.finish_reason is not None:
                 engine.finish(request, request.finish_reason)
                 self._stats.count_request(entry)
         self._stats.count_step(time.perf_counter() - started)
 
-    def _release(self, live: list[LiveRequest]) -> None:
+    def _start_followers(self, entry: LiveRequest) -> None:
+        """Queue the further answers to a prompt, now that it is computed."""
+        followers, entry.followers = entry.followers, []
+        for follower in followers:
+            if not follower.finished:
+                self._running_engine().add_request(follower.request)
+
+    def _release(self, answers: list[PromptAnswers]) -> None:
         """Forget requests; those still running are aborted."""
-        for entry in live:
-            if self._engine is not None and not entry.finished:
+        for entry in (entry for one in answers for entry in one.entries):
+            if self._engine is not None:
                 self._engine.finish(entry.request, "abort")
             self._live.pop(entry.request.request_id, None)
-
-
-def _per_prompt(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    """One SamplingParams for each prompt."""
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * count
-    if len(sampling_params) != count:
-        raise UserError(
-            f"{count} prompts came with {len(sampling_params)} SamplingParams",
-            remedy="give one for all, or one per prompt",
-            setting="sampling_params",
-        )
-    return sampling_params

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """What the model thought of one token.
+
+    Attributes:
+        logprob: its log-probability, before temperature, penalties and bias.
+        rank: 1 for the most likely token.
+        decoded_token: its text by itself; "" without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+Logprobs = Mapping[int, Logprob]
+"""By token id: the token that came, and the likeliest ones in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +39,8 @@ class CompletionOutput:
         finish_reason: `stop` (an end token or a stop string), `length` (max_tokens or
             the end of the context), `abort`; None while it is running.
         stop_reason: the stop string or stop token that ended it, if one did.
+        logprobs: one entry per token, if they were asked for.
+        cumulative_logprob: the sum over the tokens, if they were asked for.
     """
 
     index: int
@@ -26,6 +48,8 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +63,8 @@ class RequestOutput:
         outputs: the answers.
         num_cached_tokens: prompt tokens whose KV was found in the prefix cache.
         finished: no more tokens will come.
+        prompt_logprobs: one entry per prompt token, if they were asked for; None for the
+            first, which nothing precedes.
     """
 
     request_id: str
@@ -47,6 +73,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     num_cached_tokens: int = 0
     finished: bool = False
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +81,13 @@ class StreamDelta:
     """What one step added to one request, from `LLM.stream`.
 
     Attributes:
-        request_id: which request; `index` is its place among the prompts given.
+        request_id: of this answer; pass it to `LLM.abort`.
+        index: the place of its prompt among those given.
         text: the characters that became certain; may be "".
         token_ids: the tokens of this step.
-        finish_reason: set on the last delta of a request.
+        finish_reason: set on the last delta of an answer.
+        output_index: which of the prompt's answers this is.
+        logprobs: one entry per token, if they were asked for.
     """
 
     request_id: str
@@ -65,3 +95,5 @@ class StreamDelta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    output_index: int = 0
+    logprobs: tuple[Logprobs, ...] = ()

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from runnerctl.engine.block_pool import ROOT_HASH, BlockHash, hash_block
 from runnerctl.engine.outputs import FinishReason
 from runnerctl.engine.sampling_params import SamplingParams
+from runnerctl.runner.step import TokenLogprobs
 
 
 class RequestStatus(Enum):
@@ -30,6 +31,8 @@ class Request:
         num_indexed_blocks: leading blocks that the prefix cache knows.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission;
             None before that.
+        logprobs: of the generated tokens, if they are wanted.
+        prompt_logprobs: of the prompt tokens from the second on, as far as they are known.
         last_step_id: the last step it took part in; who waited longest goes first.
     """
 
@@ -58,6 +61,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_indexed_blocks = 0
         self.num_cached_tokens: int | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.last_step_id = -1
         self._block_hashes: list[BlockHash] = []
 
@@ -91,6 +96,13 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", token_id
         elif self.num_tokens >= self.max_total_tokens:
             self.finish_reason = "length"
+
+    def add_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprobs]) -> None:
+        """Take those of the prompt tokens from position `start` on.
+
+        A request that was preempted computes its prompt again; what is known stays.
+        """
+        self.prompt_logprobs += entries[len(self.prompt_logprobs) + 1 - start :]
 
     def block_hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
         """Keys of the first `num_blocks` blocks, which must be full of known tokens."""

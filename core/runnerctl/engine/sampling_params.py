@@ -77,7 +77,7 @@ class SamplingParams:
         _require(positive, "repetition_penalty", self.repetition_penalty, "above 0; 1 is off")
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "from -2 to 2")
-        biases = [bias for _, bias in self.logit_bias]  # type: ignore[str-unpack, misc]
+        biases = [bias for _, bias in self.logit_bias]  # type: ignore[misc]
         finite = all(abs(bias) < float("inf") for bias in biases)
         _require(finite, "logit_bias", self.logit_bias, "finite numbers by token id")
         _require(all(self.bad_words), "bad_words", self.bad_words, "non-empty strings")

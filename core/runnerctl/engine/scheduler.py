@@ -76,9 +76,13 @@ class Scheduler:
             if request is None:
                 continue
             self._index_full_blocks(request)
+            if request_id in result.prompt_logprobs:
+                request.add_prompt_logprobs(*result.prompt_logprobs[request_id])
             token_id = result.sampled_token_ids.get(request_id)
             if token_id is not None:
                 request.append(token_id)
+                if request_id in result.logprobs:
+                    request.logprobs.append(result.logprobs[request_id])
                 updated.append(request)
                 if request.finish_reason is not None:
                     self.finish(request, request.finish_reason)
@@ -88,13 +92,14 @@ class Scheduler:
         """End a request, whatever its state, and free its blocks; once it is ended, do nothing."""
         if request.status is RequestStatus.FINISHED:
             return
-        (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
+        if self.requests.pop(request.request_id, None) is not None:
+            is_running = request.status is RequestStatus.RUNNING
+            (self.running if is_running else self.waiting).remove(request)
+            self._finished_ids.add(request.request_id)
         self.pool.release(request.block_ids)
         request.block_ids = []
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        self._finished_ids.add(request.request_id)
-        del self.requests[request.request_id]
 
     def _schedule_running(self, step: _Step) -> None:
         # Decodes first; among equals who has waited longest, so that nobody starves

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from runnerctl.engine.detokenizer import IncrementalDetokenizer
+from runnerctl.engine.outputs import Logprob, Logprobs
 from runnerctl.errors import ModelError, PromptError
+from runnerctl.runner.step import TokenLogprobs
 
 # A folder without any of these has no tokenizer, though AutoTokenizer may make up an empty one.
 _VOCABULARIES = (
@@ -85,9 +87,9 @@ class Tokenizer:
         """Tokens it knows, added ones included; a model's table of embeddings may be larger."""
         return len(self._tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, with the special tokens the model expects around it."""
-        return list(self._tokenizer(text)["input_ids"])
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a text; with `special` as a prompt, as the model expects one."""
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all these tokens together, unbeautified."""
@@ -138,6 +140,23 @@ class Tokenizer:
     def _byte_fallback_ids(self) -> frozenset[int]:
         vocab: dict[str, int] = self._tokenizer.get_vocab()
         return frozenset(i for token, i in vocab.items() if _BYTE_TOKEN.fullmatch(token))
+
+
+def as_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
+    """A runner's log-probabilities by token id, with the text of each token."""
+    ranks = {entry.token_id: (entry.logprob, entry.rank)}
+    for rank, (token_id, logprob) in enumerate(
+        zip(entry.top_token_ids, entry.top_logprobs, strict=True), 1
+    ):
+        ranks.setdefault(token_id, (logprob, rank))
+    return {
+        token_id: Logprob(
+            logprob,
+            rank,
+            tokenizer.decode([token_id], skip_special_tokens=False) if tokenizer else "",
+        )
+        for token_id, (logprob, rank) in ranks.items()
+    }
 
 
 def _as_ids(value: Any) -> frozenset[int]:

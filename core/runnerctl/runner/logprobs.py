@@ -28,7 +28,7 @@ def gather_logprobs(
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))
     # 1 is the most likely; tokens of equal probability share the better rank
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top, top_ids = logprobs.topk(max(counts), dim=-1)
+    top, top_ids = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
     columns = zip(
         token_ids.tolist(),
         chosen.squeeze(1).tolist(),
