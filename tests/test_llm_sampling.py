@@ -1,10 +1,13 @@
 """What a request may ask for beside its tokens, end to end on a tiny model, in mixed batches."""
 
+from functools import cache
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from runnerctl import LLM, SamplingParams, UserError
-from tiny_models import _reference_model, make_tiny_model, reference_generate
+from tiny_models import make_tiny_model, reference_generate
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -20,6 +23,11 @@ def llm(folder):
         yield llm
 
 
+@cache
+def reference_model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def greedy(**changes):
     return SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True, **changes})
 
@@ -31,14 +39,14 @@ def tokens(output, index=0):
 def model_logprobs(folder, token_ids):
     """[len(token_ids), vocab_size]: what transformers thinks comes after each token."""
     with torch.inference_mode():
-        logits = _reference_model(folder)(torch.tensor([token_ids])).logits[0]
+        logits = reference_model(folder)(torch.tensor([token_ids])).logits[0]
     return logits.double().log_softmax(-1)
 
 
 def next_logits(folder, token_ids):
     """[vocab_size], float64: transformers' logits for the token after these."""
     with torch.inference_mode():
-        logits = _reference_model(folder)(torch.tensor([token_ids])).logits[0, -1]
+        logits = reference_model(folder)(torch.tensor([token_ids])).logits[0, -1]
     return torch.tensor(logits.tolist(), dtype=torch.float64)
 
 
