@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from runnerctl.cli.main import app
+from runnerctl.cli.app import app
 from runnerctl.config.fields import setting_fields
 from runnerctl.decision import Decision
 
@@ -291,6 +291,47 @@ def test_a_closed_pipe_is_no_traceback(model) -> None:
     child.stderr.close()
     child.wait(timeout=60)
     assert errors == ""
+
+
+def test_json_keeps_characters_that_stdout_cannot_show(model, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "模"}))
+    result = process("explain", ".", "--format", "json", PYTHONIOENCODING="ascii")
+    assert json.loads(result.stdout)["facts"]["model_type"] == "模"
+    table = process("explain", ".", PYTHONIOENCODING="ascii")
+    assert (table.returncode, table.stderr) == (result.returncode, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the device is Linux's")
+def test_a_full_disk_is_not_our_fault(model) -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "runnerctl", "explain", model],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: the output cannot be written")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "from runnerctl.cli.main import main\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "main()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (result.returncode, result.stderr) == (130, "\ninterrupted\n")
 
 
 def test_ctrl_c_exits_with_130(tmp_path) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from runnerctl.cli.main import app
+from runnerctl.cli.app import app
 from runnerctl.engine.outputs import StreamDelta
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.errors import ModelError, PromptError
@@ -30,6 +30,7 @@ class FakeLLM:
 
     made: ClassVar[list["FakeLLM"]] = []
     has_chat_template = True
+    max_model_len = 7
     fails: Exception | None = None
 
     def __init__(self, resolved) -> None:
@@ -122,6 +123,27 @@ def test_an_empty_prompt_is_the_users_fault(prompt) -> None:
     assert "prompt is empty" in run(prompt, code=2).stderr
     assert "prompt is empty" in run(stdin=prompt, code=2).stderr
     assert FakeLLM.made == []
+
+
+def test_bytes_that_the_locale_could_not_read_are_read_as_utf8() -> None:
+    run("caf\udcc3\udca9", "--raw")
+    assert FakeLLM.made[0].prompts == ["café"]
+    assert "UTF-8" in run("caf\udce9", code=2).stderr
+    assert "--system" in run("hello", "--system", "caf\udce9", code=2).stderr
+    assert len(FakeLLM.made) == 1
+
+
+def test_an_answer_cut_short_by_the_context_says_so() -> None:
+    result = run("hello")
+    assert "cut short" in result.stderr
+    assert "7 tokens" in result.stderr
+    assert "cut short" not in run("hello", "--max-tokens", "2").stderr
+
+
+def test_a_model_that_is_not_there_is_named_by_its_flag() -> None:
+    result = CliRunner().invoke(app, ["generate", "hello", "--model", "./nothere"])
+    assert result.exit_code == 2
+    assert "--model: ./nothere" in result.stderr
 
 
 def test_a_terminal_without_a_prompt_is_told_what_to_do(monkeypatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from runnerctl.cli.flags import MODEL_HELP, Format
-from runnerctl.cli.guard import USERS_FAULT
+from runnerctl.cli.guard import USERS_FAULT, stdout_is_unicode
 from runnerctl.decision import Decision
 
 _Model = Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
@@ -33,7 +34,8 @@ def explain(
     """
     decision = _decide(model, settings, config_file)
     if output is Format.json:
-        print(decision.to_json())
+        text = decision.to_json()
+        print(text if stdout_is_unicode() else json.dumps(json.loads(text), indent=2))
     else:
         from runnerctl.cli.render import decision_report, show
 

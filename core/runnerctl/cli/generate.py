@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runnerctl.cli.flags import MODEL_HELP
-from runnerctl.cli.guard import USERS_FAULT
+from runnerctl.cli.guard import USERS_FAULT, stdout_is_unicode
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.errors import PromptError, UserError
 
@@ -79,6 +80,7 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
     if raw and system is not None:
         raise _no_template("--raw leaves it out")
     text = _read_prompt(prompt)
+    system = None if system is None else _as_unicode(system, "--system")
     resolved = _resolve(model, settings, config_file)
     llm = _load(resolved)
     try:
@@ -101,7 +103,15 @@ def _read_prompt(prompt: str | None) -> str:
             raise PromptError(f"stdin is not {exc.encoding} text") from exc
     if not prompt or not prompt.strip():
         raise PromptError("the prompt is empty", remedy="give some text, or pipe some in")
-    return prompt
+    return _as_unicode(prompt, "the prompt")
+
+
+def _as_unicode(text: str, what: str) -> str:
+    """Text whose bytes Python could not read in the locale's encoding, read as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError as exc:
+        raise PromptError(f"{what} is not UTF-8 text", remedy="convert it, with iconv say") from exc
 
 
 def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | None) -> Resolved:
@@ -114,7 +124,12 @@ def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | No
         default_model=DEFAULT_MODEL,
         **settings,
     )
-    decision = resolved.decision
+    # MODEL is what the other commands call it
+    problems = [
+        replace(p, setting="--model" if p.setting == "MODEL" else p.setting)
+        for p in resolved.decision.problems
+    ]
+    decision = replace(resolved.decision, problems=tuple(problems))
     from runnerctl.cli import render
 
     named = resolved.config.model.model if resolved.config else model
@@ -158,9 +173,6 @@ def _answer(
     output: OutputFormat,
     stats: bool,
 ) -> None:
-    if hasattr(sys.stdout, "reconfigure"):
-        # a terminal that cannot show a character must not end the answer
-        sys.stdout.reconfigure(errors="replace")
     text = ""
     token_ids: list[int] = []
     finish_reason: str | None = None
@@ -183,7 +195,13 @@ def _answer(
         }
         if stats:
             record["stats"] = {name: getattr(llm.stats(), name) for name in _STATS}
-        print(json.dumps(record, ensure_ascii=False))
+        print(json.dumps(record, ensure_ascii=not stdout_is_unicode()))
+    if finish_reason == "length" and len(token_ids) < params.max_tokens:
+        print(
+            f"note: the answer was cut short: prompt and answer together may have "
+            f"{llm.max_model_len} tokens, for which the KV cache or --max-model-len is the limit",
+            file=sys.stderr,
+        )
     if stats and output is OutputFormat.text:
         print(_stats_line(llm), file=sys.stderr)
 

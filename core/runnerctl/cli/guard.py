@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import sys
@@ -25,6 +26,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def wrapper(*, traceback: bool, **arguments: Any) -> None:
+        _prepare_stdout()
         try:
             command(**arguments)
             # here rather than at interpreter exit, where a closed pipe could not be caught
@@ -44,6 +46,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as exc:
             if traceback:
                 raise
+            if _is_full(exc):
+                _drop_stdout()
+                _fail(f"error: the output cannot be written: {exc}", USERS_FAULT)
             _fail(
                 f"internal error: {type(exc).__name__}: {exc}\n"
                 "  This is a fault of runnerctl or of a plugin. "
@@ -70,9 +75,26 @@ def with_parameters(
     return function
 
 
+def stdout_is_unicode() -> bool:
+    """Whether stdout carries every character; where not, JSON has to be escaped."""
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
 def _fail(message: str, code: int) -> NoReturn:
     print(message, file=sys.stderr)
     raise typer.Exit(code)
+
+
+def _prepare_stdout() -> None:
+    """Nothing about stdout, closed or of few characters, is to end a command."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the process
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _is_full(exc: Exception) -> bool:
+    return isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _drop_stdout() -> None:

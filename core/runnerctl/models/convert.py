@@ -119,7 +119,8 @@ def _load_tokenizer(gguf: Path, metadata: Mapping[str, Any]) -> Any:
     except Exception as error:  # the tokenizers library raises plain Exception
         raise ModelError(
             f"transformers cannot read the tokenizer in {gguf}: {error}",
-            remedy="take this model's safetensors checkpoint instead",
+            remedy="if the file is whole (fetch it again to be sure), "
+            "take this model's safetensors checkpoint instead",
         ) from error
     # transformers 5.17 takes the first token for every special one.
     for name, key in _SPECIAL_TOKENS.items():
