@@ -230,6 +230,7 @@ def raising(error):
         (lambda: ["v2"], ("RunnerSpec", "str 'v2'")),
         (lambda: [RunnerSpec("auto", "m:f")], ("cannot be named 'auto'",)),
         (lambda: [RunnerSpec("x", "m:f"), RunnerSpec("x", "m:f")], ("twice",)),
+        (lambda: [RunnerSpec("x", "m:f", {"moe", 1})], ("capability of 'x'", "int 1")),
     ],
 )
 def test_register_runners_that_does_not_work(hook, words):
@@ -284,6 +285,11 @@ def test_register_options_that_does_not_work(hook, words):
 # while deciding
 
 
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
 def yields_then_raises():
     yield Forbid("v2", "first")
     raise ZeroDivisionError("half way")
@@ -295,6 +301,8 @@ def yields_then_raises():
         (raising(ValueError("bad value")), ("ValueError: bad value", "test_plugin_faults.py")),
         (raising(SystemExit(1)), ("SystemExit",)),
         (lambda: Vote("v2", ""), ("needs a reason",)),
+        (lambda: Forbid("v2", "r", None), ("remedy must be text, not None",)),
+        (raising(UnprintableError()), ("UnprintableError",)),
         (lambda: "v2", ("Vote or Discourage or Require or Forbid", "str 'v2'")),
         (lambda: 7, ("int 7",)),
         (lambda: {"v2": 1}, ("dict",)),
@@ -329,6 +337,16 @@ def test_a_validation_that_goes_wrong_loses_no_other_problems():
     assert [(p.plugin, p.severity) for p in problems] == [("bad2", "warning"), ("bad1", "warning")]
     assert "'validate_config'" in problems[1].message
     assert "oops" in problems[1].message
+
+
+@pytest.mark.parametrize("wrong", [{"remedy": None}, {"setting": 3}, {"message": " "}])
+def test_a_problem_that_could_not_be_shown_is_the_plugins_fault(wrong):
+    fields = {"severity": "error", "message": "m", **wrong}
+    decision = decide_config(CONFIG, host_with(plugin(validate_config=lambda: [Problem(**fields)])))
+    (problem,) = [p for p in decision.problems if p.plugin == "bad1"]
+    assert problem.severity == "warning"
+    assert next(iter(wrong)) in problem.message
+    assert Decision.from_json(decision.to_json()) == decision
 
 
 def test_validation_is_not_asked_when_the_selection_failed():

@@ -178,7 +178,7 @@ def test_an_error_over_a_missing_capability_names_the_plugins_that_did_not_load(
     for runner in (None, "v1"):
         decision = decide_config(config(DENSE, runner=runner, pcp=2), host)
         assert decision.runner is None
-        assert "pcp: blocked, -p no:pcp" in text_of(decision)
+        assert "pcp (blocked: -p no:pcp)" in text_of(decision)
 
 
 # As things stand

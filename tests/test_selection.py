@@ -73,7 +73,7 @@ def test_requiring_a_runner_nobody_provides_says_what_to_install_or_unblock():
     error = only_error(outcome)
     assert "pcp requires v2 (PCP is on)" in error.message
     assert "install" in error.remedy
-    assert "runner_v2: blocked, -p no:runner_v2" in error.remedy
+    assert "runner_v2 (blocked: -p no:runner_v2)" in error.remedy
     assert "set --pcp to 1" in error.remedy
     assert statuses(outcome)["pcp", "require", "v2"] == ("decisive", None)
     assert statuses(outcome)["v2fan", "vote", "v2"] == ("moot", None)

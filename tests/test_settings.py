@@ -338,6 +338,11 @@ def test_plugin_options_merge_key_by_key(run_yaml) -> None:
     assert where["quiet"] == Origin("file", "plugin_options.vendor.quiet in run.yaml")
 
 
+def test_a_plugin_name_may_have_dots_and_spaces() -> None:
+    settings = resolve({"plugin_options": ["My Org.policy.level=3"]}, source="command line")
+    assert settings.plugin_options == {"my org.policy": {"level": 3}}
+
+
 def test_plugin_options_from_python() -> None:
     settings = resolve({"plugin_options": {"vendor": {"level": 3}}})
     assert settings.plugin_options == {"vendor": {"level": 3}}

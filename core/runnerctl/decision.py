@@ -7,6 +7,7 @@ json` prints, and `from_json` reads it back equal.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -130,8 +131,13 @@ class Decision:
         return self.runner is not None and not self.errors
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The whole decision as JSON; `from_json` gives back an equal value."""
-        return _adapter().dump_json(self, indent=indent).decode()
+        """The whole decision as JSON; `from_json` gives back an equal value.
+
+        Only what UTF-8 cannot hold is lost: an undecodable byte of a file's name reads `?`.
+        """
+        plain = _adapter().dump_python(self, mode="json")
+        text = json.dumps(plain, indent=indent, ensure_ascii=False)
+        return text.encode(errors="replace").decode()
 
     @staticmethod
     def from_json(text: str | bytes) -> Decision:

@@ -143,6 +143,11 @@ def runner_specs(implementations: Iterable[Implementation]) -> tuple[RunnerSpec,
     for implementation in implementations:
         with _blaming("register_runners"):
             collect(implementation({}), (RunnerSpec,), specs, none_is_empty=False)
+            for spec in specs:
+                if odd := [c for c in spec.capabilities if not isinstance(c, str)]:
+                    raise PluginFaultError(
+                        f"a capability of {spec.name!r} must be text, not {short(odd[0])}"
+                    )
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise PluginFaultError(f"register_runners names a runner twice: {', '.join(names)}")
@@ -209,7 +214,7 @@ def explain(error: BaseException) -> str:
     """One line about an exception: its type, its message, and where in the plugin it came from."""
     if isinstance(error, PluginFaultError):
         return str(error)
-    text = " ".join(str(error).split())
+    text = _printed(error, str)
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line + _place(error)
 
@@ -224,8 +229,12 @@ def _place(error: BaseException) -> str:
 
 def short(value: object) -> str:
     """A value for a message: its type and the start of its repr."""
+    return f"{type(value).__name__} {_printed(value, repr)[:60]}"
+
+
+def _printed(value: object, how: Callable[[object], str]) -> str:
+    """On one line; a plugin's object may raise even here."""
     try:
-        text = repr(value)
-    except Exception:
-        text = "..."
-    return f"{type(value).__name__} {text[:60]}"
+        return " ".join(how(value).split())
+    except GUARDED:
+        return "(which cannot be printed)"

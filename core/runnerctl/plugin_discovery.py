@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from runnerctl.hookspecs import ENTRY_POINT_GROUP
 from runnerctl.problems import Problem
-from runnerctl.suggest import did_you_mean
+from runnerctl.suggest import block_flag, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,16 @@ class Wishes:
             allowed_setting,
         )
 
+    def blocking(self, name: str) -> str:
+        """How the user blocked a plugin."""
+        if self.plugins_setting == "-p":
+            return block_flag(name)
+        return f"{self.plugins_setting} says no:{name}"
+
     def block_reason(self, candidate: Candidate) -> str:
         """Why this plugin must not be imported; empty if it may."""
         if candidate.name in self.blocked:
-            return f"{self.plugins_setting} no:{candidate.name}"
+            return self.blocking(candidate.name)
         # a plugin asked for by name is allowed by that
         may_load = self.allowed is None or candidate.name in self.allowed | self.required
         if not (may_load or candidate.builtin):
@@ -136,7 +142,7 @@ def clashes(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
     return {
-        candidate: "the entry-point name is used by several distributions: "
+        candidate: "the entry-point name is used more than once: "
         + ", ".join(f"{c.distribution} {c.version}" for c in same)
         for same in by_name.values()
         if len(same) > 1

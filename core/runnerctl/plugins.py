@@ -29,6 +29,7 @@ from runnerctl.plugin_checks import (
 from runnerctl.plugin_discovery import Wishes, clashes, fold, installed, is_builtin
 from runnerctl.problems import Problem
 from runnerctl.runner.spec import RunnerSpec
+from runnerctl.suggest import block_flag
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -132,7 +133,7 @@ class PluginHost:
         record = PluginRecord(fold(name), distribution, version, "active")
         taken = [x.record for x in self._loaded if x.record.name == record.name]
         if record.name in self._wishes.blocked:
-            reason = f"{self._wishes.plugins_setting} no:{record.name}"
+            reason = self._wishes.blocking(record.name)
             self._roll = None
             self._loaded.append(_Loaded(replace(record, status="blocked", error=reason)))
         elif any(other.status != "blocked" for other in taken):
@@ -341,7 +342,7 @@ def _called(record: PluginRecord) -> str:
 
 
 def _way_out(record: PluginRecord) -> str:
-    block = f"block it with -p no:{record.name}"
+    block = f"block it with {block_flag(record.name)}"
     if not record.distribution or is_builtin(record.distribution):
         return block
     return f"update or uninstall {record.distribution}, or {block}"

@@ -20,7 +20,8 @@ class Problem:
         plugin: who says so. The host fills it in; a plugin leaves it None.
 
     Raises:
-        ValueError: an unknown severity or an empty message.
+        ValueError: an unknown severity, an empty message, or a remedy or setting that is
+            not text.
     """
 
     severity: Severity
@@ -35,6 +36,10 @@ class Problem:
             raise ValueError(f"severity must be one of {allowed}, not {self.severity!r}")
         if not isinstance(self.message, str) or not self.message.strip():
             raise ValueError("a Problem needs a message that says what is wrong")
+        if not isinstance(self.remedy, str):
+            raise ValueError(f"a Problem's remedy must be text, not {self.remedy!r}")
+        if not isinstance(self.setting, str | None):
+            raise ValueError(f"a Problem's setting must be text or None, not {self.setting!r}")
 
     def __str__(self) -> str:
         named = self.setting is None or self.setting in self.message

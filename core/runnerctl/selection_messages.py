@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from runnerctl.ballots import StampedBallot
 from runnerctl.decision import ExplicitChoice, PluginRecord
 from runnerctl.problems import Problem
-from runnerctl.suggest import did_you_mean
+from runnerctl.suggest import block_flag, did_you_mean
 
 _VERB = {
     "vote": "votes for",
@@ -58,11 +58,11 @@ def required_but_unprovided(
 ) -> Problem:
     """Rule 0: a Require of a runner that is not there."""
     runner = asking[0].runner
-    install = f"install a plugin that provides {runner!r}{_unavailable(unavailable)}"
+    install = f"install a plugin that provides {runner!r}"
     return Problem(
         "error",
         f"{nobody_provides(runner, runners).rstrip('?')}, but {_said(asking)}",
-        remedy=_ways_out(asking, install),
+        remedy=_ways_out(asking, install, unavailable),
     )
 
 
@@ -98,8 +98,11 @@ def unknown_choice(
     return Problem(
         "error",
         f"{nobody_provides(explicit.runner, runners).rstrip('?')}; runners that are there: {there}",
-        remedy=f"choose one of them or 'auto', or install a plugin that provides "
-        f"{explicit.runner!r}{_unavailable(unavailable)}",
+        remedy=_ways_out(
+            [],
+            f"choose one of them or 'auto', or install a plugin that provides {explicit.runner!r}",
+            unavailable,
+        ),
         setting=explicit.setting,
     )
 
@@ -137,7 +140,7 @@ def nothing_left(
         return Problem(
             "error",
             "no plugin provides a runner",
-            remedy=f"install or unblock one{_unavailable(unavailable)}",
+            remedy=_ways_out([], "install one that does", unavailable),
         )
     forbids = [b for b in vetoes if b.kind == "forbid"]
     free = sorted({*runners} - {b.runner for b in forbids})
@@ -165,14 +168,10 @@ def _ways_out(
     """
     ways = [first] if first else []
     ways += [b.remedy for b in ballots if b.remedy]
-    ways += [f"block the plugin with -p no:{b.plugin}" for b in ballots if not b.remedy]
+    ways += [
+        f"block plugin {b.plugin} with {block_flag(b.plugin)}" for b in ballots if not b.remedy
+    ]
     if unavailable:
-        ways.append(f"get every plugin to load{_unavailable(unavailable)}")
+        listed = "; ".join(f"{r.name} ({r.status}: {r.error})" for r in unavailable)
+        ways.append(f"get these plugins to load: {listed}")
     return ", or ".join(dict.fromkeys(ways))
-
-
-def _unavailable(records: Sequence[PluginRecord]) -> str:
-    if not records:
-        return ""
-    listed = "; ".join(f"{r.name}: {r.status}, {r.error}" for r in records)
-    return f" (not loaded: {listed})"

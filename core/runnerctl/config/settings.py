@@ -7,15 +7,15 @@ never an exception here but a `Problem`, so that all of them can be shown at onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from runnerctl.config.engine_config import SETTINGS, Origin, Source, flag
 from runnerctl.config.fields import setting_fields
 from runnerctl.problems import Problem
+from runnerctl.suggest import closest
 
 ArgumentSource = Literal["command line", "python"]
 
@@ -81,7 +81,8 @@ def resolve_settings(
                 value = setting.parse(raw)
             except ValueError:
                 message = f"{origin.setting} is {raw!r}; it must be {setting.expected}"
-                remedy = _did_you_mean(str(raw).lower(), setting.choices)
+                match = closest(str(raw), setting.choices)
+                remedy = f"did you mean {match}?" if match else ""
                 winner = given[0][1] if rank else None
                 problems.append(_malformed(message, origin, winner, remedy))
                 continue
@@ -158,7 +159,7 @@ def _add_written_option(layer: _Layer, text: str, origin: Origin, problems: list
     import yaml
 
     path, equals, written = text.partition("=")
-    plugin, dot, key = path.partition(".")
+    plugin, dot, key = path.rpartition(".")  # a plugin's name may have dots, a key has none
     if not (equals and dot and plugin.strip() and key.strip()):
         message = f"{origin.setting} is {text!r}; it must have the form NAME.key=value"
         problems.append(_error(origin, message))
@@ -283,15 +284,9 @@ def _malformed(message: str, origin: Origin, winner: Origin | None, remedy: str 
 
 def _unknown(origin: Origin, name: str, known: Mapping[str, str]) -> Problem:
     """`known` gives for each name how it is spelled in this source."""
-    match = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    remedy = known[match[0]] if match else ", ".join(known.values())
-    remedy = f"did you mean {remedy}?" if match else f"known are {remedy}"
+    match = closest(name, known)
+    remedy = f"did you mean {known[match]}?" if match else f"known are {', '.join(known.values())}"
     return _error(origin, f"{origin.setting} is not a setting", remedy)
-
-
-def _did_you_mean(word: str, known: Collection[str]) -> str:
-    match = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {match[0]}?" if match else ""
 
 
 def _error(origin: Origin, message: str, remedy: str = "") -> Problem:
