@@ -51,7 +51,7 @@ def _no_options(
         return Problem("warning", message, setting=setting)
     having = ", ".join(sorted(models)) or "none"
     message = f"plugin {name!r} has no options (plugins that have: {having})"
-    return Problem("error", message, remedy=f"remove {setting}", setting=setting)
+    return Problem("error", message, remedy="remove it", setting=setting)
 
 
 def _one(
