@@ -1,21 +1,32 @@
 """Attention written out in float64, one query at a time, on contiguous keys and values."""
 
+from __future__ import annotations
+
 import math
 
 import torch
 
 
-def reference_attention(query, keys, values, *, scale, sliding_window=None, softcap=None):
+def reference_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     Args:
         query: [Q, H, D]; the last Q of the S tokens.
         keys, values: [S, Hkv, D], [S, Hkv, Dv].
+        scale, sliding_window, softcap: as in `AttentionLayer`.
 
     Returns:
-        [Q, H, Dv], float64.
+        [Q, H, Dv], float64, on the CPU.
     """
-    query, keys, values = query.double(), keys.double(), values.double()
+    query, keys, values = (t.cpu().double() for t in (query, keys, values))
     num_queries, num_heads, _ = query.shape
     num_keys, num_kv_heads, head_size_v = values.shape
     output = torch.empty(num_queries, num_heads, head_size_v, dtype=torch.float64)
