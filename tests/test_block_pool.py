@@ -52,6 +52,19 @@ def test_a_hit_stops_at_the_first_unknown_block():
     assert pool.find_prefix([first, second, third]) == [blocks[0]]
 
 
+def test_of_two_blocks_with_equal_contents_the_first_stays_the_known_one():
+    pool = BlockPool(2)
+    (key,) = chain([1, 2, 3])
+    first, second = pool.allocate(2)
+    pool.index(first, key)
+    pool.index(second, key)
+    assert pool.find_prefix([key]) == [first]
+    # the other one is nobody's prefix: handing it out forgets nothing
+    pool.release([second])
+    pool.allocate(1)
+    assert pool.find_prefix([key]) == [first]
+
+
 def test_a_shared_block_is_free_only_after_its_last_holder():
     pool = BlockPool(1)
     blocks = pool.allocate(1)

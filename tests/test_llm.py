@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from runnerctl import (
     LLM,
@@ -19,6 +20,8 @@ from runnerctl import (
     SamplingParams,
     UserError,
 )
+from runnerctl.executor.uniproc import UniprocExecutor
+from runnerctl.runner.noise import gumbel_noise
 from tiny_models import make_tiny_model, reference_generate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -185,6 +188,37 @@ def test_closing_a_stream_aborts_its_requests_and_no_others(llm, folder):
     llm._engine.scheduler.pool.check_idle()
 
 
+def test_a_stream_that_is_never_read_leaves_nothing_behind(llm):
+    stream = llm.stream([[5], [6, 7]], GREEDY)
+    assert len(llm._engine.scheduler.requests) == 2
+    del stream
+    assert not llm._engine.has_unfinished_requests
+    assert not llm._live
+
+
+def test_a_stream_that_waits_while_others_run_loses_no_token(llm, folder):
+    unread, begun = llm.stream([9], GREEDY), llm.stream([6, 7], GREEDY)
+    first = next(begun)
+    # runs both to their ends
+    llm.generate([5], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    steps = llm.stats().num_steps
+    got = [first, *begun]
+    assert [t for d in got for t in d.token_ids] == reference_generate(folder, [6, 7], 8)[0]
+    assert [d.finish_reason for d in got] == [None] * 7 + ["length"]
+    assert [t for d in unread for t in d.token_ids] == reference_generate(folder, [9], 8)[0]
+    assert llm.stats().num_steps == steps
+    assert not llm._live
+
+
+def test_a_stream_of_an_llm_that_was_closed_says_so(folder):
+    with LLM(folder) as llm:
+        stream, unread = llm.stream([5], GREEDY), llm.stream([6], GREEDY)
+        next(stream)
+    for deltas in (stream, unread):
+        with pytest.raises(UserError, match="closed"):
+            list(deltas)
+
+
 def test_two_engines_side_by_side_do_not_disturb_each_other(llm, folder, tmp_path):
     other_folder = make_tiny_model("gpt2", tmp_path, seed=3)
     with LLM(other_folder, dtype="float32") as other:
@@ -200,22 +234,107 @@ def test_an_error_in_a_step_is_raised_and_leaves_the_engine_usable(llm, folder):
     def broken(plan):
         raise RuntimeError("the device is on fire")
 
+    stream = llm.stream([7], GREEDY)
+    first = next(stream)
     llm._engine._executor.execute = broken
     with pytest.raises(RuntimeError, match="on fire"):
         llm.generate([[5], [6]], GREEDY)
     llm._engine._executor.execute = execute
     llm._engine.scheduler.pool.check_idle()
+    # whose request ran in that step but who did not run the step hears of it
+    assert [(d.token_ids, d.finish_reason) for d in [first, *stream]] == [
+        (first.token_ids, None),
+        ((), "abort"),
+    ]
+    assert not llm._live
     (output,) = llm.generate([5], GREEDY)
     assert tokens(output) == reference_generate(folder, [5], 8)[0]
+
+
+def test_an_error_in_anothers_step_ends_answers_that_were_not_queued_yet(llm, monkeypatch):
+    several = SamplingParams(temperature=1, seed=1, max_tokens=4, n=3)
+    stream = llm.stream([7], several)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._executor, "execute", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([5], GREEDY)
+    assert [(d.output_index, d.finish_reason) for d in stream] == [
+        (0, "abort"),
+        (1, "abort"),
+        (2, "abort"),
+    ]
+
+
+def test_a_failed_start_shuts_the_runner_down(folder, monkeypatch):
+    closed = []
+
+    def shutdown(executor):
+        closed.append(executor)
+
+    monkeypatch.setattr(UniprocExecutor, "shutdown", shutdown)
+    with pytest.raises(UserError):
+        LLM(folder, kv_cache_memory_bytes=1000)
+    assert len(closed) == 1
+
+
+def test_the_noise_of_a_token_is_that_of_its_place_in_the_sequence(llm, folder):
+    """What `gumbel_noise` promises every runner, on the first two sampled tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=2, ignore_eos=True)
+    (output,) = llm.generate([5, 6, 7], params)
+    sequence = [5, 6, 7]
+    for token in tokens(output):
+        with torch.inference_mode():
+            logits = model(torch.tensor([sequence])).logits[0, -1]
+        place = torch.tensor([len(sequence)])
+        noise = gumbel_noise(torch.tensor([11]), place, torch.arange(256).unsqueeze(0))
+        assert token == (logits + noise[0]).argmax().item()
+        sequence.append(token)
+
+
+def test_an_interrupted_step_leaves_the_engine_usable(llm, folder, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._executor._runner, "_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5], [6]], GREEDY)
+    assert not llm._engine.has_unfinished_requests
+    (output,) = llm.generate([5], GREEDY)
+    assert tokens(output) == reference_generate(folder, [5], 8)[0]
+    assert set(llm._engine._executor._runner._requests) == {output.request_id}
+
+
+@pytest.mark.parametrize(
+    "params", [[GREEDY, None], [GREEDY, {"max_tokens": 3}], {"max_tokens": 3, "n": 2}], ids=str
+)
+def test_what_is_no_sampling_params_is_refused_and_starts_nothing(llm, params):
+    with pytest.raises(UserError) as caught:
+        llm.generate([[5], [6]], params)
+    assert caught.value.setting == "sampling_params"
+    assert not llm._engine.has_unfinished_requests
+
+
+def test_a_request_that_cannot_be_queued_takes_back_those_before_it(llm):
+    unhashable = SamplingParams(stop_token_ids=[[1]])
+    with pytest.raises(TypeError):
+        llm.generate([[5], [6]], [GREEDY, unhashable])
+    assert not llm._engine.has_unfinished_requests
+    assert not llm._live
 
 
 def test_closing_frees_the_model_and_says_so_afterwards(folder):
     with LLM(folder) as llm:
         model = weakref.ref(llm._engine._executor._runner._model._model)
         llm.generate([5], GREEDY)
+        gc.collect()
+        gc.disable()  # at once, not when the collector next comes by
+    try:
+        assert model() is None
+    finally:
+        gc.enable()
     llm.close()
-    gc.collect()
-    assert model() is None
     with pytest.raises(UserError, match="closed"):
         llm.generate([5], GREEDY)
 

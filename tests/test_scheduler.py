@@ -34,23 +34,42 @@ class Harness:
         self.runner = FakePagedRunner(num_blocks, block_size, resumes_as_new=resumes_as_new)
         self.capacity = num_blocks * block_size
         self.plans = []
+        self.arrivals = []
+        self.told = set()
 
     def add(self, prompt, max_tokens, request_id=None, **params):
         request = Request(
-            request_id or f"r{len(self.scheduler.requests)}-{len(self.plans)}",
+            request_id or f"r{len(self.arrivals)}",
             prompt,
             SamplingParams(max_tokens=max_tokens, temperature=0, seed=0, **params),
             max_total_tokens=self.capacity,
         )
         self.scheduler.add(request)
+        self.arrivals.append(request)
         return request
 
     def step(self):
         plan = self.scheduler.schedule()
+        assert plan.step_id == len(self.plans)
         self.plans.append(plan)
         assert plan.total_num_scheduled_tokens <= self.budget
+        # who lost its blocks does not get them back at once, nor does anybody new
+        assert not plan.preempted_request_ids & plan.num_scheduled_tokens.keys()
+        assert not (plan.preempted_request_ids and plan.new_requests)
+        # a runner told twice would drop a later request of the same id
+        assert not plan.finished_request_ids & self.told
+        self.told |= plan.finished_request_ids
+        self.check_order()
         self.scheduler.update(plan, self.runner.execute(plan))
         return plan
+
+    def check_order(self):
+        """First come, first served; a prefill in chunks is the last that was let in."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        live = [r for r in self.arrivals if r.status is not RequestStatus.FINISHED]
+        assert [*running, *waiting] == live
+        assert len(running) <= self.budget
+        assert not any(r.num_uncomputed_tokens > 1 for r in running[:-1])
 
     def run(self):
         while self.scheduler.requests:
@@ -180,6 +199,8 @@ def test_a_resumed_request_counts_its_budget_after_the_prefix_hit():
     assert plan.num_scheduled_tokens[younger.request_id] == min(6, left)
     harness.run()
     assert younger.output_token_ids == reference([2] * 5, 14)
+    # a hit on its own blocks is no cached prompt
+    assert younger.num_cached_tokens == 0
 
 
 def test_an_aborted_request_frees_its_blocks_wherever_it_stands():
@@ -212,6 +233,24 @@ def test_a_request_aborted_during_a_step_takes_no_token_from_it():
     harness.pool.check_idle()
 
 
+def test_a_step_that_raised_ends_all_requests_and_the_runner_is_told_again():
+    harness = Harness(num_blocks=8, block_size=4, max_num_seqs=2)
+    done, *others = (harness.add([i] * 5, 9) for i in range(4))
+    harness.step()
+    harness.scheduler.finish(done, "abort")
+    # lost on its way to the runner
+    failed = harness.scheduler.schedule()
+    harness.plans.append(failed)
+    assert failed.finished_request_ids == {done.request_id}
+    harness.scheduler.abort_all(failed)
+    assert [r.finish_reason for r in others] == ["abort"] * 3
+    harness.pool.check_idle()
+    again = harness.add([7] * 5, 3)
+    harness.run()
+    assert not harness.runner.tokens.keys() - {again.request_id}
+    assert again.output_token_ids == reference([7] * 5, 3)
+
+
 def test_a_stop_token_ends_a_request_and_is_its_last_token():
     expected = reference([1, 2, 3], 10)
     harness = Harness()
@@ -219,6 +258,15 @@ def test_a_stop_token_ends_a_request_and_is_its_last_token():
     harness.run()
     assert request.output_token_ids == expected[: expected.index(expected[4]) + 1]
     assert (request.finish_reason, request.stop_reason) == ("stop", expected[4])
+
+
+def test_a_stop_token_that_is_also_the_last_one_allowed_counts_as_a_stop():
+    expected = reference([1, 2, 3], 4)
+    harness = Harness()
+    request = harness.add([1, 2, 3], 4, stop_token_ids=(expected[3],))
+    harness.run()
+    assert request.output_token_ids == expected
+    assert (request.finish_reason, request.stop_reason) == ("stop", expected[3])
 
 
 workload = st.lists(

@@ -17,7 +17,7 @@ def per_prompt(
     """One SamplingParams for each prompt.
 
     Raises:
-        UserError: their number is another than that of the prompts.
+        UserError: their number is another than that of the prompts, or one is something else.
     """
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * count
@@ -27,6 +27,13 @@ def per_prompt(
             remedy="give one for all, or one per prompt",
             setting="sampling_params",
         )
+    for index, params in enumerate(sampling_params):
+        if not isinstance(params, SamplingParams):
+            raise UserError(
+                f"sampling_params has {type(params).__name__} for prompt {index}",
+                remedy="give SamplingParams(temperature=..., ...)",
+                setting="sampling_params",
+            )
     return sampling_params
 
 

@@ -77,12 +77,10 @@ class Engine:
         """
         plan = self.scheduler.schedule()
         try:
-            result = self._executor.execute(plan).result()
+            return self.scheduler.update(plan, self._executor.execute(plan).result())
         except BaseException:
-            for request in list(self.scheduler.requests.values()):
-                self.finish(request, "abort")
+            self.scheduler.abort_all(plan)
             raise
-        return self.scheduler.update(plan, result)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request from outside, queued or not: a stop string, or an abort."""

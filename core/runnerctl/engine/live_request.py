@@ -43,6 +43,7 @@ class LiveRequest:
             )
         self._deltas: list[StreamDelta] = []
         self._logprobs: list[Logprobs] = []
+        self._ended = False
 
     @property
     def finished(self) -> bool:
@@ -64,7 +65,9 @@ class LiveRequest:
         self._add_delta(text, (token_id,), tuple(self._logprobs[-1:]))
 
     def take_abort(self) -> None:
-        """Take in that the request was aborted: hand out what was held back, and its end."""
+        """Take in, once, that the request was aborted: hand out what was held back, and its end."""
+        if self._ended:
+            return
         self._add_delta(self._detokenizer.finish() if self._detokenizer else "", (), ())
 
     def take_deltas(self) -> Iterator[StreamDelta]:
@@ -99,6 +102,7 @@ class LiveRequest:
             logprobs=logprobs,
         )
         self._deltas.append(delta)
+        self._ended = self.finished
 
     def _text_of(self, token_id: int) -> str:
         """The text that became certain with this token."""

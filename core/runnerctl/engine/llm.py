@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from runnerctl.decision import Decision
 
 
+# What `stream` takes from its generator to start it; no caller sees it.
+_STARTED = StreamDelta("", 0, "", ())
+
+
 class LLM:
     """A model on the runner that the plugins voted for.
 
@@ -109,7 +113,7 @@ class LLM:
         """
         answers = self._admit(prompts, sampling_params)
         try:
-            while not all(one.finished for one in answers):
+            while not _all_finished(answers):
                 self._step()
         finally:
             self._release(answers)
@@ -122,11 +126,14 @@ class LLM:
     ) -> Iterator[StreamDelta]:
         """As `generate`, but each step's new text as it comes.
 
-        Closing the iterator early aborts what is not finished. Several streams of one
-        LLM may be read in turns; their requests share steps.
+        Closing the iterator early, or dropping it, aborts what is not finished. Several
+        streams of one LLM may be read in turns; their requests share steps.
         """
         # Not itself a generator: a bad prompt is to raise here, not at the first delta.
-        return self._stream(self._admit(prompts, sampling_params))
+        deltas = self._stream(self._admit(prompts, sampling_params))
+        # Python runs no `finally` of a generator that never started.
+        next(deltas)
+        return deltas
 
     def abort(self, request_id: str) -> None:
         """End one running answer, as a delta of `stream` names it; its stream goes on.
@@ -227,12 +234,15 @@ class LLM:
 
     def _stream(self, answers: list[PromptAnswers]) -> Iterator[StreamDelta]:
         try:
-            while True:
+            yield _STARTED
+            ended = False
+            while not ended:
+                # Asked before: while the caller has a delta, another's step may end all.
+                ended = _all_finished(answers)
                 for one in answers:
                     yield from one.take_deltas()
-                if all(one.finished for one in answers):
-                    return
-                self._step()
+                if not _all_finished(answers):
+                    self._step()
         finally:
             self._release(answers)
 
@@ -240,7 +250,12 @@ class LLM:
         """One engine step; its tokens become text in their requests."""
         engine = self._running_engine()
         started = time.perf_counter()
-        for request in engine.step():
+        try:
+            updated = engine.step()
+        except BaseException:
+            self._abort_all(engine)
+            raise
+        for request in updated:
             entry = self._live[request.request_id]
             entry.take_token()
             self._start_followers(entry)
@@ -248,6 +263,13 @@ class LLM:
                 engine.finish(request, request.finish_reason)
                 self._stats.count_request(entry)
         self._stats.count_step(time.perf_counter() - started)
+
+    def _abort_all(self, engine: Engine) -> None:
+        """After a step that raised, tell all readers; answers not yet queued end too."""
+        for entry in self._live.values():
+            engine.finish(entry.request, "abort")
+            if entry.request.finish_reason == "abort":
+                entry.take_abort()
 
     def _start_followers(self, entry: LiveRequest) -> None:
         """Queue the further answers to a prompt, now that it is computed."""
@@ -262,3 +284,7 @@ class LLM:
             if self._engine is not None:
                 self._engine.finish(entry.request, "abort")
             self._live.pop(entry.request.request_id, None)
+
+
+def _all_finished(answers: list[PromptAnswers]) -> bool:
+    return all(one.finished for one in answers)

@@ -33,7 +33,6 @@ class Request:
             None before that.
         logprobs: of the generated tokens, if they are wanted.
         prompt_logprobs: of the prompt tokens from the second on, as far as they are known.
-        last_step_id: the last step it took part in; who waited longest goes first.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Request:
         self.num_cached_tokens: int | None = None
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.last_step_id = -1
         self._block_hashes: list[BlockHash] = []
 
     @property

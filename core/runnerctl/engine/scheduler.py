@@ -88,6 +88,15 @@ class Scheduler:
                     self.finish(request, request.finish_reason)
         return updated
 
+    def abort_all(self, failed: StepPlan) -> None:
+        """End all requests after a step that raised.
+
+        How far the runner got is not known, so what `failed` told it to forget is told again.
+        """
+        self._finished_ids |= failed.finished_request_ids
+        for request in list(self.requests.values()):
+            self.finish(request, "abort")
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, whatever its state, and free its blocks; once it is ended, do nothing."""
         if request.status is RequestStatus.FINISHED:
@@ -102,10 +111,9 @@ class Scheduler:
         request.finish_reason = reason
 
     def _schedule_running(self, step: _Step) -> None:
-        # Decodes first; among equals who has waited longest, so that nobody starves
-        # when the budget is smaller than the number of requests.
-        order = sorted(self.running, key=lambda r: (r.num_uncomputed_tokens > 1, r.last_step_id))
-        for request in order:
+        # Arrival order is decodes first, and the budget has a token for each: only what it
+        # leaves over is admitted, so all but the last of `running` have caught up.
+        for request in list(self.running):
             if step.budget == 0:
                 return
             if request.status is not RequestStatus.RUNNING:
@@ -194,7 +202,6 @@ class Scheduler:
         step.num_scheduled_tokens[request.request_id] = num_tokens
         step.budget -= num_tokens
         request.num_computed_tokens += num_tokens
-        request.last_step_id = self._step_id
 
     def _find_prefix(self, request: Request) -> list[int]:
         if not (self._prefix_caching and request.may_use_cached_prefix):
