@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnerctl.runner.noise import gumbel_noise
-from runnerctl.runner.sampler import SamplingBatch, sample
+from runnerctl.runner.sampler import SamplingBatch, _sorted_candidates, sample
 
 
 def batch(rows):
@@ -95,6 +95,29 @@ def test_top_k_and_top_p_drop_the_tail_and_nothing_else():
     assert set(sample(logits.expand(3000, -1), batch(rows)).tolist()) == {0, 1}
     share = (drawn == 0).double().mean().item()
     assert share == pytest.approx(4 / 7, abs=0.04)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-40])
+def test_a_temperature_near_zero_is_nearly_greedy(temperature):
+    logits = torch.tensor([[1.0, 3.0, 2.0, -4.0, 2.5]])
+    for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.9)):
+        rows = batch([(temperature, top_k, top_p, 0.0, 5, 9)])
+        assert sample(logits, rows).tolist() == [1]
+
+
+def test_a_row_without_limits_keeps_all_its_candidates_beside_rows_that_have_them():
+    # three probabilities of a third round up to 1 before the tail comes
+    logits = torch.tensor([[0.0] * 3 + [-18.0] * 2]).expand(2, -1)
+    kept, _ = _sorted_candidates(
+        logits, batch([(1.0, 0, 1.0, 0.0, 5, 9), (1.0, 0, 0.5, 0.0, 5, 9)])
+    )
+    assert kept.isfinite().sum(dim=-1).tolist() == [5, 2]
+
+
+def test_top_p_keeps_no_more_than_it_takes_to_reach_it():
+    logits = torch.zeros(1, 4)
+    kept, _ = _sorted_candidates(logits, batch([(1.0, 0, 0.5, 0.0, 5, 9)]))
+    assert kept.isfinite().sum() == 2
 
 
 def test_bfloat16_logits_are_sampled_in_float32():

@@ -62,10 +62,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 
 def _draw(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """Sample every row by the Gumbel-max trick over the candidates it keeps."""
-    logits = logits / batch.temperature.unsqueeze(1)
+    # With the best at 0, no temperature is so low that logits overflow and tie at infinity.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / batch.temperature.unsqueeze(1)
     # p < min_p * max(p), without the exponentials; log 0 = -inf drops nothing
-    floor = logits.amax(dim=-1) + batch.min_p.log()
-    logits = logits.masked_fill(logits < floor.unsqueeze(1), float("-inf"))
+    logits = logits.masked_fill(logits < batch.min_p.log().unsqueeze(1), float("-inf"))
     if not (batch.top_k > 0).any() and not (batch.top_p < 1).any():
         token_ids = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
         noise = gumbel_noise(batch.seeds, batch.positions, token_ids)
@@ -91,4 +91,7 @@ def _sorted_candidates(
     logits = logits.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
     probabilities = logits.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    return logits.masked_fill(before >= batch.top_p.unsqueeze(1), float("-inf")), token_ids
+    # Rounding may bring the sum to 1 before the last: 1 has to mean no limit, as in a
+    # batch where nobody has one.
+    top_p = batch.top_p.masked_fill(batch.top_p >= 1, float("inf"))
+    return logits.masked_fill(before >= top_p.unsqueeze(1), float("-inf")), token_ids
