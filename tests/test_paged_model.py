@@ -1,5 +1,7 @@
 """What is refused at load because its answers would be wrong, and one call per layer and step."""
 
+import weakref
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -85,6 +87,8 @@ def test_every_step_computes_attention_once_per_layer(tmp_path, monkeypatch):
 def test_the_cache_is_let_go_when_the_model_is_closed(tmp_path):
     model = PagedModel(load(make_tiny_model("llama", tmp_path)))
     model.allocate_cache(SdpaBackend(16), num_blocks=4, block_size=16)
+    cache = weakref.ref(next(iter(model._attention._caches.values())).key)
     model.close()
+    assert cache() is None
     with pytest.raises(RuntimeError, match="outside of a step"):
         model._run(torch.tensor([1]), torch.tensor([0]), torch.tensor([0]))
