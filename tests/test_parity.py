@@ -97,3 +97,12 @@ def test_preempted_and_resumed(family):
         assert_same_tokens(llm.generate(prompts(), GREEDY), references)
         assert llm.stats().num_preemptions > 0
         llm._engine.scheduler.pool.check_idle()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_a_scale_of_its_own_is_that_of_the_model(family, tmp_path):
+    # in the family as it is made above, the scale is the one a backend would assume
+    folder = make_tiny_model(family, tmp_path, query_pre_attn_scalar=200)
+    references = [reference_generate(folder, prompt, MAX_TOKENS) for prompt in prompts()]
+    with LLM(folder, dtype="float32", block_size=BLOCK_SIZE) as llm:
+        assert_same_tokens(llm.generate(prompts(), GREEDY), references)
