@@ -15,7 +15,6 @@ from runnerctl import Discourage, ModelFacts, RunnerSpec, Vote, hookimpl
 from runnerctl.testing import CONFIGURATIONS, PolicyConformance
 from runnerctl.testing.configurations import MOE
 
-
 OPTIONS = {"extend": ("MixtralForCausalLM",)}
 
 

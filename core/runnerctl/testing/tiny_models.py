@@ -168,7 +168,7 @@ def reference_generate(
     """
     import torch
 
-    reference = _reference_model(folder)
+    reference = reference_model(folder)
     prompt = torch.tensor([prompt_token_ids])
     with torch.inference_mode():
         out = reference.generate(
@@ -187,7 +187,8 @@ def reference_generate(
 
 
 @lru_cache(maxsize=64)
-def _reference_model(folder: Path) -> Any:
+def reference_model(folder: Path) -> Any:
+    """The checkpoint as transformers has it, in float32; kept for the next caller."""
     import torch
     from transformers import AutoModelForCausalLM
 
