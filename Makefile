@@ -6,7 +6,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= Write two sentences about the sea.
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP_ARGS ?=
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
 .PHONY: demo test lint bench clean
 

@@ -455,3 +455,14 @@ def test_a_prompt_that_is_too_long_names_the_limit_as_it_was_set(folder, monkeyp
     with LLM(folder) as llm, pytest.raises(PromptError) as caught:
         llm.generate([5] * 20)
     assert caught.value.setting == "RUNNERCTL_MAX_MODEL_LEN"
+
+
+def test_a_prompt_too_long_for_the_cache_names_what_limits_the_cache(folder):
+    with LLM(folder, num_gpu_blocks_override=2) as llm, pytest.raises(PromptError) as caught:
+        llm.generate([5] * 40)
+    assert caught.value.setting == "num_gpu_blocks_override="
+
+
+def test_half_a_character_is_refused_before_the_tokenizer_sees_it(smollm2):
+    with LLM(smollm2) as llm, pytest.raises(PromptError, match="prompt 1 has half a character"):
+        llm.generate(["fine", "not \ud800 fine"])

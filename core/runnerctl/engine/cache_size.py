@@ -16,10 +16,12 @@ class CacheSize:
     Attributes:
         num_blocks: blocks in the pool.
         max_model_len: the longest prompt plus answer, in tokens; one such request fits.
+        limited_by: the setting that would allow longer ones, as the user spelled it.
     """
 
     num_blocks: int
     max_model_len: int
+    limited_by: str
 
 
 def cache_size(config: EngineConfig, context_length: int | None, spec: KVCacheSpec) -> CacheSize:
@@ -51,7 +53,9 @@ def cache_size(config: EngineConfig, context_length: int | None, spec: KVCacheSp
             setting=config.where("max_model_len"),
         )
     limit = asked or context_length or capacity
-    return CacheSize(num_blocks, min(limit, capacity))
+    if limit > capacity:
+        return CacheSize(num_blocks, capacity, setting)
+    return CacheSize(num_blocks, limit, config.where("max_model_len"))
 
 
 def _num_blocks(

@@ -82,7 +82,6 @@ class LLM:
             WorkerContext(config, self.decision, folder),
             frozenset(eos),
         )
-        self._length_setting = config.where("max_model_len")
         self._live: dict[str, LiveRequest] = {}
         self._next_id = 0
         self._stats = EngineStats()
@@ -204,7 +203,7 @@ class LLM:
             self._tokenizer,
             vocab_size=engine.model.vocab_size,
             max_model_len=engine.cache_size.max_model_len,
-            length_setting=self._length_setting,
+            length_setting=engine.cache_size.limited_by,
         )
         params = [
             for_this_model(one, self._tokenizer, engine.model.vocab_size)

@@ -56,7 +56,7 @@ def as_prompts(
             raise PromptError(
                 f"{where} has {len(one.token_ids)} tokens; prompt and answer together may have "
                 f"{max_model_len}",
-                remedy="shorten it, or allow more if the model and the KV cache do",
+                remedy="shorten it, or raise the setting",
                 setting=length_setting,
             )
         checked.append(one)
@@ -90,6 +90,13 @@ def _as_prompt(prompt: object, tokenizer: Tokenizer | None, where: str) -> Promp
                 f"{where} is text, but this model has no tokenizer",
                 remedy="give token ids: {'prompt_token_ids': [...]}",
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"{where} has half a character at position {error.start} (a lone surrogate)",
+                remedy="decode the text again from its bytes, with errors='replace'",
+            ) from error
         return Prompt(text, tuple(tokenizer.encode(text)))
     return _from_token_ids(text, where)
 

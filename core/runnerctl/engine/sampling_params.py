@@ -69,7 +69,12 @@ class SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         fits = 0 <= self.min_tokens <= self.max_tokens
         _require(fits, "min_tokens", self.min_tokens, "from 0 to max_tokens")
-        _require(0 <= self.temperature < float("inf"), "temperature", self.temperature, ">= 0")
+        _require(
+            0 <= self.temperature < float("inf"),
+            "temperature",
+            self.temperature,
+            "a finite number, 0 or above",
+        )
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 1, or 0 for no limit")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
@@ -80,10 +85,12 @@ class SamplingParams:
         biases = [bias for _, bias in self.logit_bias]  # type: ignore[misc]
         finite = all(abs(bias) < float("inf") for bias in biases)
         _require(finite, "logit_bias", self.logit_bias, "finite numbers by token id")
-        _require(all(self.bad_words), "bad_words", self.bad_words, "non-empty strings")
+        _require(
+            all(self.bad_words), "bad_words", list(self.bad_words), "text, not an empty string"
+        )
         words = self.bad_words_token_ids
         _require(all(words), "bad_words_token_ids", words, "non-empty lists of token ids")
-        _require(all(self.stop), "stop", self.stop, "non-empty strings")
+        _require(all(self.stop), "stop", list(self.stop), "text; an empty string ends nothing")
         seed_fits = self.seed is None or -(2**63) <= self.seed < 2**63
         _require(seed_fits, "seed", self.seed, "an integer of 64 bits")
         for name in ("logprobs", "prompt_logprobs"):
