@@ -54,8 +54,7 @@ class PagedAttention:
         self._observing = False
         self._backend: AttentionBackend[Any] | None = None
         self._metadata: Any = None
-        self._modules = list(model.modules())
-        for module in self._modules:
+        for module in model.modules():
             # Any module may be the one that calls; only the calls will tell.
             module.__dict__["_paged_attention"] = self
 
@@ -104,12 +103,9 @@ class PagedAttention:
     def close(self) -> None:
         """Let go of all caches and of the model."""
         self._caches.clear()
+        # The modules know us: a cycle would keep the weights until a garbage collection.
         self._layers.clear()
         self._backend = None
-        # A cycle through the modules would keep the weights until a garbage collection.
-        for module in self._modules:
-            module.__dict__.pop("_paged_attention", None)
-        self._modules.clear()
 
     def attend(
         self,
@@ -193,9 +189,7 @@ def _attention_function(
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; the signature is theirs."""
-    paged: PagedAttention | None = module.__dict__.get("_paged_attention")
-    if paged is None:
-        raise RuntimeError("a forward of a paged model outside of a step: it was closed")
+    paged: PagedAttention = module.__dict__["_paged_attention"]
     if not paged.observing:
         return paged.attend(module, query, key, value), None
     if attention_mask is not None:
