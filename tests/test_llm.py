@@ -326,12 +326,12 @@ def test_a_request_that_cannot_be_queued_takes_back_those_before_it(llm):
 
 def test_closing_frees_the_model_and_says_so_afterwards(folder):
     with LLM(folder) as llm:
-        model = weakref.ref(llm._engine._executor._runner._model._model)
+        layer = weakref.ref(llm._engine._executor._runner._model._model.model.layers[0].self_attn)
         llm.generate([5], GREEDY)
         gc.collect()
         gc.disable()  # at once, not when the collector next comes by
     try:
-        assert model() is None
+        assert layer() is None
     finally:
         gc.enable()
     llm.close()
