@@ -3,7 +3,6 @@
 import json
 import sys
 import types
-from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -12,17 +11,8 @@ from typer.testing import CliRunner
 from runnerctl.cli.app import app
 from runnerctl.engine.outputs import StreamDelta
 from runnerctl.engine.sampling_params import SamplingParams
+from runnerctl.engine.stats import EngineStats
 from runnerctl.errors import ModelError, PromptError
-
-
-@dataclass
-class FakeStats:
-    num_prompt_tokens: int = 5
-    num_generated_tokens: int = 2
-    time_to_first_token_s: float = 0.25
-    tokens_per_second: float = 8.0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
 
 
 class FakeLLM:
@@ -53,7 +43,7 @@ class FakeLLM:
         yield StreamDelta("0", 0, "dich", (8,), "length")
 
     def stats(self):
-        return FakeStats()
+        return EngineStats(num_prompt_tokens=5, num_generated_tokens=2, step_time_s=0.25)
 
     def close(self):
         self.closed = True

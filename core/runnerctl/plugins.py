@@ -9,9 +9,10 @@ raises loses nobody else's answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runnerctl.ballots import Discourage, Forbid, Require, StampedBallot, Vote, stamp
 from runnerctl.decision import Decision, PluginRecord
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_Answer = TypeVar("_Answer")
 _BALLOTS = (Vote, Discourage, Require, Forbid)
 
 
@@ -81,6 +83,7 @@ class PluginHost:
         self._problems: list[Problem] = []
         self._wishes = Wishes()
         self._roll: _Roll | None = None
+        self._timings: dict[str, dict[str, float]] = {}
 
     @classmethod
     def discover(
@@ -159,6 +162,15 @@ class PluginHost:
         """The runners that active plugins provide, by name."""
         return self._settled().runners
 
+    @property
+    def timings(self) -> dict[str, dict[str, float]]:
+        """Seconds spent in each hook of each plugin so far; `import` is its import.
+
+        Not part of a Decision, which is the same every time. Hooks that were not called
+        are absent.
+        """
+        return {name: dict(hooks) for name, hooks in sorted(self._timings.items())}
+
     def provider(self, runner: str) -> PluginRecord:
         """The plugin that provides `runner`.
 
@@ -228,6 +240,7 @@ class PluginHost:
         problems = []
         for record, implementation in self._settled().implementations.get(hook, ()):
             given: list[Any] = []
+            started = perf_counter()
             try:
                 collect(implementation(arguments), kinds, given)
             except GUARDED as error:
@@ -238,29 +251,51 @@ class PluginHost:
                         severity, f"{message} {consequence}", _way_out(record), None, record.name
                     )
                 )
+            self._add_time(record.name, hook, started)
             answers += [(record, answer) for answer in given]
         return answers, problems
 
     def _load(self, record: PluginRecord, load: Callable[[], object]) -> None:
         """Import, check and ask one plugin for its runners and options."""
+        started = perf_counter()
         try:
             plugin = load()
         except GUARDED as error:
             logger.debug("importing %s", _called(record), exc_info=error)
             self._fail(record, f"import failed: {explain(error)}")
             return
+        finally:
+            self._add_time(record.name, "import", started)
         try:
             check_host_version(plugin)
             found = implementations(self._manager, plugin, record.name)
             record = replace(record, hooks=tuple(sorted(found)))
-            specs = runner_specs(found.get("register_runners", ()))
-            options = options_model(found.get("register_options", ()))
+            specs = self._timed(record, "register_runners", runner_specs, found)
+            options = self._timed(record, "register_options", options_model, found)
         except GUARDED as error:
             logger.debug("loading %s", _called(record), exc_info=error)
             self._fail(record, explain(error))
             return
         self._roll = None
         self._loaded.append(_Loaded(record, found, specs, options))
+
+    def _timed(
+        self,
+        record: PluginRecord,
+        hook: str,
+        ask: Callable[[Iterable[Implementation]], _Answer],
+        found: Mapping[str, Sequence[Implementation]],
+    ) -> _Answer:
+        started = perf_counter()
+        try:
+            return ask(found.get(hook, ()))
+        finally:
+            if hook in found:
+                self._add_time(record.name, hook, started)
+
+    def _add_time(self, plugin: str, hook: str, started: float) -> None:
+        hooks = self._timings.setdefault(plugin, {})
+        hooks[hook] = hooks.get(hook, 0.0) + perf_counter() - started
 
     def _fail(self, record: PluginRecord, why: str) -> None:
         self._roll = None

@@ -124,7 +124,7 @@ def resolve(
     problems += _setting_problems(config)
     if malformed:
         return Resolved(None, host, _undecided(host, problems, config.facts), found)
-    return Resolved(config, host, decide_config(config, host, problems=problems), found)
+    return _decided(config, host, problems, found)
 
 
 def discover_plugins(
@@ -171,7 +171,30 @@ def _resolve_config(
     if config.facts is None or _has_error(problems):
         return Resolved(None, host, _undecided(host, problems, config.facts))
     problems += _setting_problems(config)
-    return Resolved(config, host, decide_config(config, host, problems=problems))
+    return _decided(config, host, problems)
+
+
+def _decided(
+    config: EngineConfig,
+    host: PluginHost,
+    problems: list[Problem],
+    found: ModelReference | None = None,
+) -> Resolved:
+    """Decide, and write the decision down where that was asked for."""
+    path = config.observability.log_json
+    if path is None:
+        return Resolved(config, host, decide_config(config, host, problems=problems), found)
+    from runnerctl.engine.journal import Journal
+
+    journal = None
+    try:
+        journal = Journal(path, config.where("log_json"))
+    except UserError as error:
+        problems.append(Problem("error", error.message, error.remedy, error.setting))
+    decision = decide_config(config, host, problems=problems)
+    if journal is not None:
+        journal.decision(config.model.model, decision)
+    return Resolved(config, host, decision, found)
 
 
 def _read_settings(

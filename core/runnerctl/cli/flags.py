@@ -29,6 +29,7 @@ _METAVARS = {
     "integer": "INTEGER",
     "bytes": "BYTES",
     "text": "NAME",
+    "path": "PATH|-",
     "names": "NAMES",
 }
 

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 
-_STATS = (
-    "num_prompt_tokens",
-    "num_cached_tokens",
-    "num_generated_tokens",
-    "num_preemptions",
-    "time_to_first_token_s",
-    "tokens_per_second",
-)
-
 
 class OutputFormat(StrEnum):
     """How the answer is printed."""
@@ -194,7 +185,7 @@ def _answer(
             "finish_reason": finish_reason,
         }
         if stats:
-            record["stats"] = {name: getattr(llm.stats(), name) for name in _STATS}
+            record["stats"] = llm.stats().to_dict()
         print(json.dumps(record, ensure_ascii=not stdout_is_unicode()))
     if finish_reason == "length" and len(token_ids) < params.max_tokens:
         print(
@@ -203,17 +194,7 @@ def _answer(
             file=sys.stderr,
         )
     if stats and output is OutputFormat.text:
-        print(_stats_line(llm), file=sys.stderr)
+        from runnerctl.cli.render import show
+        from runnerctl.cli.stats import stats_report
 
-
-def _stats_line(llm: LLM) -> str:
-    s = llm.stats()
-    parts = [f"{s.num_prompt_tokens} prompt tokens"]
-    if s.num_cached_tokens:
-        parts[0] += f" ({s.num_cached_tokens} cached)"
-    parts.append(f"{s.num_generated_tokens} generated")
-    parts.append(f"{s.time_to_first_token_s:.2f} s to the first")
-    parts.append(f"{s.tokens_per_second:.1f} tokens/s")
-    if s.num_preemptions:
-        parts.append(f"{s.num_preemptions} preemptions")
-    return ", ".join(parts)
+        show(stats_report(llm.stats()), stderr=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -123,11 +124,21 @@ class PluginSection(Section):
     )
 
 
+class ObservabilitySection(Section):
+    """What an engine writes down about itself."""
+
+    log_json: Path | None = Field(
+        None,
+        description="Append a line of JSON for each decision and each finished request to this "
+        "file; - is stderr. No text of prompts or answers is in it.",
+    )
+
+
 class EngineConfig(BaseModel):
     """The resolved configuration. Frozen; passed to every plugin and to the runner.
 
     Attributes:
-        model, parallel, scheduler, cache, runner, plugins: the sections.
+        model, parallel, scheduler, cache, runner, plugins, observability: the sections.
         plugin_options: one validated options object per plugin that declares options,
             by entry-point name.
         facts: what the model is. None only in a configuration whose model could not
@@ -143,6 +154,7 @@ class EngineConfig(BaseModel):
     cache: CacheSection = CacheSection()
     runner: RunnerSection = RunnerSection()
     plugins: PluginSection = PluginSection()
+    observability: ObservabilitySection = ObservabilitySection()
     plugin_options: Mapping[str, Any] = Field(default_factory=dict)
     facts: ModelFacts | None = None
     origins: Mapping[str, Origin] = Field(default_factory=dict)
@@ -183,6 +195,7 @@ SECTIONS: dict[str, type[Section]] = {
     "cache": CacheSection,
     "runner": RunnerSection,
     "plugins": PluginSection,
+    "observability": ObservabilitySection,
 }
 
 SETTINGS: dict[str, str] = {

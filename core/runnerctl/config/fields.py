@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic.fields import FieldInfo
 
-Kind = Literal["integer", "bytes", "switch", "choice", "text", "names"]
+Kind = Literal["integer", "bytes", "switch", "choice", "text", "path", "names"]
 
 _SWITCH = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -91,6 +92,8 @@ def _describe(name: str, section: str, info: FieldInfo) -> SettingField:
         kind, expected = "bytes", "a number of bytes above 0, such as 2GiB, 512MiB or 1073741824"
     elif annotation is int:
         kind, expected = "integer", "a whole number above 0"
+    elif annotation is Path:
+        kind, expected = "path", "a file to write to, or - for stderr"
     elif annotation is str:
         kind, expected = "text", "a name"
     else:
@@ -150,6 +153,13 @@ def _text(raw: object) -> object:
     return raw.strip() if isinstance(raw, str) else raw
 
 
+def _path(raw: object) -> object:
+    path = _text(raw)
+    if path == "":
+        raise ValueError("not a path")
+    return path
+
+
 def _choice(raw: object) -> object:
     # torch.float16 prints as "torch.float16"; recognised without importing torch
     if type(raw).__module__ == "torch":
@@ -174,5 +184,6 @@ _PARSERS = {
     "switch": _switch,
     "choice": _choice,
     "text": _text,
+    "path": _path,
     "names": _names,
 }

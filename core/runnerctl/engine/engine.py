@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from runnerctl.engine.block_pool import BlockPool
 from runnerctl.engine.cache_size import cache_size
@@ -10,6 +12,7 @@ from runnerctl.engine.outputs import FinishReason
 from runnerctl.engine.request import Request
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.scheduler import Scheduler
+from runnerctl.engine.stats import EngineStats, prefill_tokens
 from runnerctl.executor.uniproc import UniprocExecutor
 from runnerctl.runner.protocol import WorkerContext
 from runnerctl.runner.spec import RunnerSpec
@@ -25,6 +28,9 @@ class Engine:
 
     Raises:
         UserError: the model cannot be loaded, or does not fit. Nothing stays allocated.
+
+    Attributes:
+        counts: see `stats`, which completes them.
     """
 
     def __init__(
@@ -32,6 +38,7 @@ class Engine:
     ) -> None:
         config = context.config
         self._eos_token_ids = eos_token_ids
+        self.counts = EngineStats()
         self._executor = UniprocExecutor(spec, context)
         try:
             self.model, kv_cache_spec = self._executor.load()
@@ -75,12 +82,32 @@ class Engine:
             Exception: whatever the step raised; all requests are aborted then, so that
                 none waits for a token that will not come.
         """
+        started = time.perf_counter()
         plan = self.scheduler.schedule()
+        self.counts.peak_blocks_used = max(self.counts.peak_blocks_used, self._num_blocks_used)
+        num_prefill_tokens = prefill_tokens(plan, self.scheduler)
         try:
-            return self.scheduler.update(plan, self._executor.execute(plan).result())
+            updated = self.scheduler.update(plan, self._executor.execute(plan).result())
         except BaseException:
             self.scheduler.abort_all(plan)
             raise
+        if plan.num_scheduled_tokens:
+            self.counts.count_step(
+                num_prefill_tokens,
+                num_requests=len(plan.num_scheduled_tokens),
+                num_generated=len(updated),
+                seconds=time.perf_counter() - started,
+            )
+        return updated
+
+    def stats(self) -> EngineStats:
+        """What this engine has done so far."""
+        return replace(
+            self.counts,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_blocks=self.scheduler.pool.num_blocks,
+            num_blocks_used=self._num_blocks_used,
+        )
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request from outside, queued or not: a stop string, or an abort."""
@@ -89,3 +116,8 @@ class Engine:
     def shutdown(self) -> None:
         """Free the runner and its memory."""
         self._executor.shutdown()
+
+    @property
+    def _num_blocks_used(self) -> int:
+        pool = self.scheduler.pool
+        return pool.num_blocks - pool.num_free_blocks

@@ -21,9 +21,10 @@ class LiveRequest:
         tokenizer: None if the model has none; the text is "" then.
 
     Attributes:
+        counted: its end is in the counts and the journal.
         followers: further answers to the same prompt. They are queued once this one has a
             token: by then the prompt is in the prefix cache, and computed only once.
-        time_to_first_token_s: seconds from admission; 0 before there is one.
+        time_to_first_token_s: seconds from admission; None before there is one.
     """
 
     def __init__(
@@ -31,7 +32,8 @@ class LiveRequest:
     ) -> None:
         self.request = request
         self.followers: list[LiveRequest] = []
-        self.time_to_first_token_s = 0.0
+        self.counted = False
+        self.time_to_first_token_s: float | None = None
         self._admitted_at = time.perf_counter()
         self._prompt_index, self._output_index = prompt_index, output_index
         self._tokenizer = tokenizer
@@ -50,6 +52,11 @@ class LiveRequest:
         """No more tokens will come."""
         return self.request.finish_reason is not None
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since admission."""
+        return time.perf_counter() - self._admitted_at
+
     def take_token(self) -> None:
         """Take in the token that the engine just appended; may find a stop string.
 
@@ -57,8 +64,6 @@ class LiveRequest:
         A stop string wins over a `max_tokens` reached by the same token.
         """
         request, token_id = self.request, self.request.token_ids[-1]
-        if len(request.output_token_ids) == 1:
-            self.time_to_first_token_s = time.perf_counter() - self._admitted_at
         if request.sampling_params.logprobs is not None:
             self._logprobs.append(as_logprobs(request.logprobs[-1], self._tokenizer))
         text = self._text_of(token_id)

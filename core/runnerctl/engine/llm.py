@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runnerctl.engine.admission import for_answer, for_this_model, per_prompt
 from runnerctl.engine.answers import PromptAnswers
 from runnerctl.engine.engine import Engine
+from runnerctl.engine.journal import Journal
 from runnerctl.engine.live_request import LiveRequest
 from runnerctl.engine.outputs import RequestOutput, StreamDelta
 from runnerctl.engine.prompts import Prompt, PromptLike, as_prompts
@@ -72,6 +72,8 @@ class LLM:
             raise ConfigError(self.decision)
         check_engine_installed()
         config = resolved.config
+        log = config.observability.log_json
+        self._journal = Journal(log, config.where("log_json")) if log else None
         trust = config.model.trust_remote_code
         model = resolved.reference or config.model.model
         folder = ensure_local(model, trust_remote_code=trust)
@@ -84,7 +86,7 @@ class LLM:
         )
         self._live: dict[str, LiveRequest] = {}
         self._next_id = 0
-        self._stats = EngineStats()
+        self._plugin_seconds = resolved.host.timings
 
     @property
     def max_model_len(self) -> int:
@@ -142,8 +144,10 @@ class LLM:
         entry = self._live.get(request_id)
         if entry is None or entry.finished:
             return
-        self._running_engine().finish(entry.request, "abort")
+        engine = self._running_engine()
+        engine.finish(entry.request, "abort")
         entry.take_abort()
+        self._count_end(engine, entry)
         self._start_followers(entry)
 
     def chat(
@@ -170,15 +174,16 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """What this LLM has done so far."""
-        return replace(
-            self._stats, num_preemptions=self._running_engine().scheduler.num_preemptions
-        )
+        return replace(self._running_engine().stats(), plugin_seconds=self._plugin_seconds)
 
     def close(self) -> None:
         """Free the model and its memory. Doing it again changes nothing."""
         engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.shutdown()
+        if engine is None:
+            return
+        for entry in self._live.values():
+            self._count_end(engine, entry)
+        engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -248,27 +253,40 @@ class LLM:
     def _step(self) -> None:
         """One engine step; its tokens become text in their requests."""
         engine = self._running_engine()
-        started = time.perf_counter()
         try:
             updated = engine.step()
-        except BaseException:
-            self._abort_all(engine)
+        except BaseException as error:
+            self._abort_all(engine, error)
             raise
         for request in updated:
             entry = self._live[request.request_id]
+            if entry.time_to_first_token_s is None:
+                entry.time_to_first_token_s = entry.age_s
+                engine.counts.count_first_token(request, entry.time_to_first_token_s)
             entry.take_token()
             self._start_followers(entry)
             if request.finish_reason is not None:
                 engine.finish(request, request.finish_reason)
-                self._stats.count_request(entry)
-        self._stats.count_step(time.perf_counter() - started)
+                self._count_end(engine, entry)
 
-    def _abort_all(self, engine: Engine) -> None:
+    def _abort_all(self, engine: Engine, error: BaseException) -> None:
         """After a step that raised, tell all readers; answers not yet queued end too."""
         for entry in self._live.values():
             engine.finish(entry.request, "abort")
             if entry.request.finish_reason == "abort":
                 entry.take_abort()
+            self._count_end(engine, entry, error)
+
+    def _count_end(
+        self, engine: Engine, entry: LiveRequest, error: BaseException | None = None
+    ) -> None:
+        """Count and log the end of an answer, once."""
+        if entry.counted:
+            return
+        entry.counted = True
+        engine.counts.count_end(entry.request)
+        if self._journal is not None:
+            self._journal.request(entry, error)
 
     def _start_followers(self, entry: LiveRequest) -> None:
         """Queue the further answers to a prompt, now that it is computed."""
@@ -282,6 +300,7 @@ class LLM:
         for entry in (entry for one in answers for entry in one.entries):
             if self._engine is not None:
                 self._engine.finish(entry.request, "abort")
+                self._count_end(self._engine, entry)
             self._live.pop(entry.request.request_id, None)
 
 

@@ -31,6 +31,7 @@ class Request:
         num_indexed_blocks: leading blocks that the prefix cache knows.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission;
             None before that.
+        num_preemptions: how often it lost its blocks.
         logprobs: of the generated tokens, if they are wanted.
         prompt_logprobs: of the prompt tokens from the second on, as far as they are known.
     """
@@ -62,6 +63,7 @@ class Request:
         self.num_cached_tokens: int | None = None
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.num_preemptions = 0
         self._block_hashes: list[BlockHash] = []
 
     @property

@@ -155,6 +155,7 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         self.waiting.appendleft(request)
         self.num_preemptions += 1
+        request.num_preemptions += 1
 
     def _admit_waiting(self, step: _Step) -> None:
         while self.waiting and step.budget and len(self.running) < self._limits.max_num_seqs:

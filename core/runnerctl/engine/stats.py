@@ -2,55 +2,142 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runnerctl.engine.live_request import LiveRequest
+    from runnerctl.engine.request import Request
+    from runnerctl.engine.scheduler import Scheduler
+    from runnerctl.runner.step import StepPlan
+
+_DERIVED = (
+    "time_to_first_token_s",
+    "tokens_per_second",
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "cache_hit_rate",
+    "mean_batch_size",
+)
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counts since the start. Times are wall-clock seconds.
+    """Counts since the start. Times are wall-clock seconds. An answer is one of a prompt's `n`.
 
     Attributes:
-        num_requests: requests that ended.
-        num_prompt_tokens, num_generated_tokens: of those requests.
-        num_cached_tokens: prompt tokens that came from the prefix cache.
+        num_requests: answers that ended, aborted ones included.
+        num_aborted: those of them that were ended from outside, or by an error.
+        num_first_tokens: answers that have a token.
+        num_prompt_tokens, num_cached_tokens: of the prompts of those; the latter came
+            from the prefix cache.
+        num_generated_tokens: tokens of all answers.
+        num_prefill_tokens: computed tokens that gave no token of an answer but its
+            last one: prompts, and what preempted requests had to compute again.
         num_steps, step_time_s: engine steps, and the time spent in them.
+        prefill_time_s: of the steps that computed any prefill tokens.
+        num_decode_tokens: tokens generated in the other steps.
+        num_scheduled_requests: requests in a step, summed over the steps.
         num_preemptions: how often a request lost its blocks and had to be recomputed.
-        total_time_to_first_token_s: over all requests, from admission.
+        total_time_to_first_token_s: over `num_first_tokens`, from admission.
+        num_blocks, num_blocks_used, peak_blocks_used: KV blocks there are, that live
+            requests hold now, and that they held at most.
+        plugin_seconds: time in each hook of each plugin; `import` is its loading.
     """
 
     num_requests: int = 0
+    num_aborted: int = 0
+    num_first_tokens: int = 0
     num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
     num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
     num_steps: int = 0
     step_time_s: float = 0.0
+    prefill_time_s: float = 0.0
+    num_scheduled_requests: int = 0
     num_preemptions: int = 0
     total_time_to_first_token_s: float = 0.0
+    num_blocks: int = 0
+    num_blocks_used: int = 0
+    peak_blocks_used: int = 0
+    plugin_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def count_step(self, seconds: float) -> None:
-        """One engine step, and how long it took."""
+    def count_step(
+        self, prefill_tokens: int, num_requests: int, num_generated: int, seconds: float
+    ) -> None:
+        """One step: what `num_prefill_tokens` counted for it, its size, its tokens, its time."""
         self.num_steps += 1
         self.step_time_s += seconds
+        self.num_scheduled_requests += num_requests
+        self.num_generated_tokens += num_generated
+        if prefill_tokens:
+            self.num_prefill_tokens += prefill_tokens
+            self.prefill_time_s += seconds
+        else:
+            self.num_decode_tokens += num_generated
 
-    def count_request(self, entry: LiveRequest) -> None:
-        """A request that ended by itself."""
-        request = entry.request
-        self.num_requests += 1
+    def count_first_token(self, request: Request, seconds: float) -> None:
+        """An answer got its first token, `seconds` after its admission."""
+        self.num_first_tokens += 1
         self.num_prompt_tokens += request.num_prompt_tokens
-        self.num_generated_tokens += len(request.output_token_ids)
         self.num_cached_tokens += request.num_cached_tokens or 0
-        self.total_time_to_first_token_s += entry.time_to_first_token_s
+        self.total_time_to_first_token_s += seconds
+
+    def count_end(self, request: Request) -> None:
+        """An answer ended."""
+        self.num_requests += 1
+        self.num_aborted += request.finish_reason in ("abort", None)
 
     @property
     def time_to_first_token_s(self) -> float:
-        """The mean over the requests, in seconds."""
-        return self.total_time_to_first_token_s / max(1, self.num_requests)
+        """The mean over the answers, in seconds."""
+        return _ratio(self.total_time_to_first_token_s, self.num_first_tokens)
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens per second of stepping, over all requests together."""
-        return self.num_generated_tokens / self.step_time_s if self.step_time_s else 0.0
+        return _ratio(self.num_generated_tokens, self.step_time_s)
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prefill tokens per second of the steps that computed any."""
+        return _ratio(self.num_prefill_tokens, self.prefill_time_s)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Generated tokens per second of the steps that did nothing else; 0 without one."""
+        return _ratio(self.num_decode_tokens, self.step_time_s - self.prefill_time_s)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of the prompt tokens that came from the prefix cache, 0 to 1."""
+        return _ratio(self.num_cached_tokens, self.num_prompt_tokens)
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Requests in a step."""
+        return _ratio(self.num_scheduled_requests, self.num_steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every count and every number derived from them, ready for JSON."""
+        return asdict(self) | {name: getattr(self, name) for name in _DERIVED}
+
+
+def prefill_tokens(plan: StepPlan, scheduler: Scheduler) -> int:
+    """How many tokens of a plan that was just made are not the last one of an answer.
+
+    To be called before the step's tokens are appended.
+    """
+    count = 0
+    for request_id, num_tokens in plan.num_scheduled_tokens.items():
+        request = scheduler.requests[request_id]
+        computed = request.num_computed_tokens  # after this step
+        is_decode = num_tokens == 1 and request.num_prompt_tokens < computed == request.num_tokens
+        count += 0 if is_decode else num_tokens
+    return count
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
