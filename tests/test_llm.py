@@ -317,9 +317,8 @@ def test_what_is_no_sampling_params_is_refused_and_starts_nothing(llm, params):
 
 
 def test_a_request_that_cannot_be_queued_takes_back_those_before_it(llm):
-    unhashable = SamplingParams(stop_token_ids=[[1]])
-    with pytest.raises(TypeError):
-        llm.generate([[5], [6]], [GREEDY, unhashable])
+    with pytest.raises(UserError, match="token id 999"):
+        llm.generate([[5], [6]], [GREEDY, SamplingParams(stop_token_ids=[999])])
     assert not llm._engine.has_unfinished_requests
     assert not llm._live
 
@@ -377,6 +376,9 @@ def test_a_cache_too_small_for_one_request_says_what_to_change(folder):
     assert "num_gpu_blocks_override=" in str(caught.value)
     with pytest.raises(UserError, match="does not hold one block"):
         LLM(folder, kv_cache_memory_bytes=1000)
+    with pytest.raises(UserError, match="of memory that are free") as caught:
+        LLM(folder, num_gpu_blocks_override=10**12)
+    assert caught.value.setting == "num_gpu_blocks_override="
 
 
 def test_the_context_shrinks_to_the_cache_when_nobody_asked_for_more(folder):

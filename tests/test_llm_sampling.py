@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -300,6 +301,15 @@ def test_what_the_model_does_not_know_is_refused_by_name(llm, changes, says):
         ("bad_words", ("",)),
         ("bad_words_token_ids", ((),)),
         ("logprobs", -1),
+        ("top_k", 2**70),
+        ("max_tokens", "5"),
+        ("max_tokens", 2.5),
+        ("n", True),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("stop", (3,)),
         ("prompt_logprobs", -1),
     ],
 )
@@ -322,3 +332,19 @@ def test_words_and_texts_on_the_default_model(smollm2):
         (later,) = llm.generate(prompt, greedy(stop=stop, min_tokens=2))
         assert later.outputs[0].text.startswith(" Paris")
         assert len(later.outputs[0].token_ids) >= 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"stop_token_ids": ["a"]}, {"logit_bias": {"a": 1}}, {"bad_words_token_ids": [3]}]
+)
+def test_token_ids_of_another_type_say_what_is_expected(changes):
+    with pytest.raises(UserError, match=next(iter(changes))):
+        SamplingParams(**changes)
+
+
+def test_numbers_of_numpy_are_as_good():
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0.5), stop_token_ids=np.array([4]).tolist()
+    )
+    assert (params.max_tokens, params.temperature) == (3, 0.5)
+    assert type(params.max_tokens) is int

@@ -41,6 +41,7 @@ def cache_size(config: EngineConfig, context_length: int | None, spec: KVCacheSp
     """
     block_size = config.cache.block_size
     num_blocks, setting = _num_blocks(config, context_length, spec)
+    _check_memory(num_blocks * block_size * spec.bytes_per_token, spec, setting)
     capacity = num_blocks * block_size
     asked = config.model.max_model_len
     if asked is not None and asked > capacity:
@@ -83,3 +84,14 @@ def _num_blocks(
             per_request = -(-longest // cache.block_size)
             num_blocks = min(num_blocks, per_request * config.scheduler.max_num_seqs)
     return num_blocks, setting
+
+
+def _check_memory(needed: int, spec: KVCacheSpec, setting: str) -> None:
+    """Refuse a cache that is larger than the memory there is."""
+    if spec.free_bytes is not None and needed > spec.free_bytes:
+        raise UserError(
+            f"a KV cache of {needed:,} bytes is more than the {spec.free_bytes:,} bytes of "
+            "memory that are free",
+            remedy=f"lower {setting}",
+            setting=setting,
+        )

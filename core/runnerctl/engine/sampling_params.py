@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Integral, Real
+from operator import index
 from typing import Any
 
 from runnerctl.errors import UserError
+
+_MANY = 2**31 - 1
+_WHOLE_NUMBERS = {
+    "n": (1, 2**16),
+    "max_tokens": (1, _MANY),
+    "min_tokens": (0, _MANY),
+    "top_k": (-1, _MANY),
+    "seed": (-(2**63), 2**63 - 1),
+    "logprobs": (0, _MANY),
+    "prompt_logprobs": (0, _MANY),
+}
+_NUMBERS = {
+    "temperature": (0, 1e6),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 1e6),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+_MAY_BE_NONE = frozenset({"seed", "logprobs", "prompt_logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,51 +87,57 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        self._normalise()
-        _require(self.n >= 1, "n", self.n, "at least 1")
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        fits = 0 <= self.min_tokens <= self.max_tokens
-        _require(fits, "min_tokens", self.min_tokens, "from 0 to max_tokens")
-        _require(
-            0 <= self.temperature < float("inf"),
-            "temperature",
-            self.temperature,
-            "a finite number, 0 or above",
-        )
-        _require(self.top_k >= 0, "top_k", self.top_k, "at least 1, or 0 for no limit")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
-        positive = 0 < self.repetition_penalty < float("inf")
-        _require(positive, "repetition_penalty", self.repetition_penalty, "above 0; 1 is off")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "from -2 to 2")
-        biases = [bias for _, bias in self.logit_bias]  # type: ignore[misc]
-        finite = all(abs(bias) < float("inf") for bias in biases)
-        _require(finite, "logit_bias", self.logit_bias, "finite numbers by token id")
-        _require(
-            all(self.bad_words), "bad_words", list(self.bad_words), "text, not an empty string"
-        )
-        words = self.bad_words_token_ids
-        _require(all(words), "bad_words_token_ids", words, "non-empty lists of token ids")
-        _require(all(self.stop), "stop", list(self.stop), "text; an empty string ends nothing")
-        seed_fits = self.seed is None or -(2**63) <= self.seed < 2**63
-        _require(seed_fits, "seed", self.seed, "an integer of 64 bits")
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            _require(count is None or count >= 0, name, count, "at least 0, or None")
-
-    def _normalise(self) -> None:
-        """One string is a common slip for a list of one; tuples keep the value hashable."""
+        for name, whole in _WHOLE_NUMBERS.items():
+            self._check_number(name, int, *whole)
+        for name, limits in _NUMBERS.items():
+            self._check_number(name, float, *limits)
+        self._set("top_k", max(self.top_k, 0))
+        fits = self.min_tokens <= self.max_tokens
+        _require(fits, "min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        for name in ("top_p", "repetition_penalty"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            self._set(name, (value,) if isinstance(value, str) else tuple(value or ()))
-        self._set("stop_token_ids", tuple(self.stop_token_ids or ()))
-        self._set("bad_words_token_ids", tuple(map(tuple, self.bad_words_token_ids or ())))
-        bias = self.logit_bias or ()
-        pairs = bias.items() if isinstance(bias, Mapping) else bias
-        self._set("logit_bias", tuple((int(token), float(value)) for token, value in pairs))
-        if self.top_k == -1:
-            self._set("top_k", 0)
+            self._check_strings(name)
+        self._check_token_ids()
+
+    def _check_number(self, name: str, kind: type, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if value is None and name in _MAY_BE_NONE:
+            return
+        # numpy's numbers are as good; True is always a mistake
+        is_number = isinstance(value, Integral if kind is int else Real)
+        noun = "a whole number" if kind is int else "a number"
+        fits = is_number and not isinstance(value, bool) and low <= value <= high
+        _require(fits, name, value, f"{noun} from {low} to {high}")
+        self._set(name, kind(value))
+
+    def _check_strings(self, name: str) -> None:
+        """One string is a common slip for a list of one; tuples keep the value hashable."""
+        value = getattr(self, name)
+        strings = (value,) if isinstance(value, str) else tuple(value or ())
+        fits = all(isinstance(one, str) and one for one in strings)
+        _require(fits, name, list(strings), "text, none of it empty")
+        self._set(name, strings)
+
+    def _check_token_ids(self) -> None:
+        try:
+            bias = self.logit_bias or ()
+            pairs = bias.items() if isinstance(bias, Mapping) else bias
+            self._set("logit_bias", tuple((index(token), float(add)) for token, add in pairs))
+            words = [tuple(index(token) for token in word) for word in self.bad_words_token_ids]
+            self._set("bad_words_token_ids", tuple(words))
+            self._set("stop_token_ids", tuple(index(token) for token in self.stop_token_ids or ()))
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"a token id or bias is of the wrong type ({error})",
+                remedy="give stop_token_ids as ints, bad_words_token_ids as lists of ints, "
+                "logit_bias as {int: number}",
+                setting="sampling_params",
+            ) from error
+        finite = all(isfinite(bias) for _, bias in self.logit_bias)  # type: ignore[misc]
+        _require(finite, "logit_bias", self.logit_bias, "finite numbers by token id")
+        banned = self.bad_words_token_ids
+        _require(all(banned), "bad_words_token_ids", banned, "lists of token ids, none of them empty")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

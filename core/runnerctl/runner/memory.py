@@ -15,9 +15,16 @@ def default_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def available_cache_bytes(device: torch.device) -> int:
-    """Memory for the KV cache once the weights are loaded, in bytes."""
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that nobody uses now, in bytes."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE)
-    return min(int(psutil.virtual_memory().available * _CPU_SHARE), _CPU_LIMIT)
+        return int(free)
+    return int(psutil.virtual_memory().available)
+
+
+def default_cache_bytes(device: torch.device, free_bytes: int) -> int:
+    """The share of the free memory that the KV cache takes unasked, in bytes."""
+    if device.type == "cuda":
+        return int(free_bytes * _GPU_SHARE)
+    return min(int(free_bytes * _CPU_SHARE), _CPU_LIMIT)

@@ -68,11 +68,13 @@ class KVCacheSpec:
 
     Attributes:
         layers: one per attention layer, in order of execution.
-        available_bytes: memory the runner would give to the cache.
+        available_bytes: memory the runner would give to the cache by default.
+        free_bytes: memory there is in all; more cannot be asked for. None if unknown.
     """
 
     layers: tuple[AttentionLayerSpec, ...]
     available_bytes: int
+    free_bytes: int | None = None
 
     @property
     def bytes_per_token(self) -> int:

@@ -7,7 +7,7 @@ import torch
 from runnerctl.models.checkpoint import read_config
 from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
 from runnerctl.runner.attention.registry import choose_backend
-from runnerctl.runner.memory import available_cache_bytes, default_device
+from runnerctl.runner.memory import default_cache_bytes, default_device, free_memory_bytes
 from runnerctl.runner.model_loader import load_model, resolve_dtype
 from runnerctl.runner.paged_model import PagedModel
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
@@ -52,9 +52,11 @@ class ModelRunnerV1:
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """See `ModelRunner.kv_cache_spec`."""
+        free = free_memory_bytes(self._device)
         return KVCacheSpec(
             layers=self._model.layer_specs(),
-            available_bytes=available_cache_bytes(self._device),
+            available_bytes=default_cache_bytes(self._device, free),
+            free_bytes=free,
         )
 
     def initialize_kv_cache(self, num_blocks: int, max_model_len: int) -> None:
