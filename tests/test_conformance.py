@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ import runnerctl_pcp
 import runnerctl_runner_v1
 import runnerctl_runner_v2
 from runnerctl import Discourage, ModelFacts, RunnerSpec, Vote, hookimpl
-from runnerctl.testing import CONFIGURATIONS, PolicyConformance
+from runnerctl.testing import CONFIGURATIONS, PolicyConformance, RunnerConformance
 from runnerctl.testing.configurations import MOE
 
 OPTIONS = {"extend": ("MixtralForCausalLM",)}
@@ -41,6 +42,19 @@ class TestRunnerV1(PolicyConformance):
 
 class TestRunnerV2(PolicyConformance):
     plugin = runnerctl_runner_v2
+
+
+(V1,) = runnerctl_runner_v1.register_runners()
+
+
+class TestModelRunnerV1(RunnerConformance):
+    spec = V1
+
+
+class TestModelRunnerV1WithOtherTraits(RunnerConformance):
+    """V1 happens to serve these plans too: the kit asks nothing that only V1 does."""
+
+    spec = replace(V1, resumes_as_new=True, concurrent_batches=3, capabilities={"generate"})
 
 
 # The table of configurations

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runnerctl.testing.configurations import CONFIGURATIONS, Configuration
     from runnerctl.testing.hosts import decide_with, host_with
     from runnerctl.testing.policy import PolicyConformance
+    from runnerctl.testing.runner import RunnerConformance
     from runnerctl.testing.tiny_models import make_tiny_model, reference_generate
 
 _HOME = {
@@ -27,6 +28,7 @@ _HOME = {
     "AttentionBackendConformance": "attention",
     "Configuration": "configurations",
     "PolicyConformance": "policy",
+    "RunnerConformance": "runner",
     "decide_with": "hosts",
     "host_with": "hosts",
     "make_tiny_model": "tiny_models",
@@ -38,6 +40,7 @@ __all__ = [
     "AttentionBackendConformance",
     "Configuration",
     "PolicyConformance",
+    "RunnerConformance",
     "decide_with",
     "host_with",
     "make_tiny_model",

@@ -41,7 +41,7 @@ class Configuration:
     def resolved(
         self, host: PluginHost, plugin: str = "", options: Mapping[str, Any] | None = None
     ) -> EngineConfig:
-        """The configuration that hooks are called with.
+        """The configuration that hooks are called with; none was called to make it.
 
         Args:
             host: whose plugins' options are filled in.
@@ -50,13 +50,16 @@ class Configuration:
         Raises:
             ValueError: a setting or an option is not valid.
         """
+        from runnerctl.plugins import PluginHost
         from runnerctl.resolve import resolve
 
-        values = {**self.settings, **({"plugin_options": {plugin: options}} if options else {})}
-        resolved = resolve(self.model, host=host, environ={}, **values)
+        given, problems = host.validated_options({plugin: options} if options else {})
+        resolved = resolve(self.model, host=PluginHost(), environ={}, **self.settings)
         if resolved.config is None:
-            raise ValueError("; ".join(p.message for p in resolved.decision.errors))
-        return resolved.config
+            problems = (*problems, *resolved.decision.errors)
+        if resolved.config is None or problems:
+            raise ValueError("; ".join(problem.message for problem in problems))
+        return resolved.config.model_copy(update={"plugin_options": given})
 
 
 CONFIGURATIONS: dict[str, Configuration] = {

@@ -111,8 +111,8 @@ class PolicyConformance:
     def test_what_it_says_can_be_written_down(self) -> None:
         """The Decision reads back equal from its JSON: workers get it that way."""
         for name, host, config in self._asked():
-            decision = decide_config(config, host)
             try:
+                decision = decide_config(config, host)
                 read = Decision.from_json(decision.to_json())
             except Exception as error:
                 pytest.fail(f"{name}: the Decision cannot be written down: {error}")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from runnerctl.testing.runner_engine import EngineContract
+from runnerctl.testing.runner_lifecycle import LifecycleContract
 from runnerctl.testing.runner_steps import StepContract
 
 
-class RunnerConformance(StepContract):
+class RunnerConformance(StepContract, EngineContract, LifecycleContract):
     """Subclass it in a test module, name the spec, and pytest does the rest.
+
+    It runs tiny random models in float32, alone and against `transformers`. What the spec
+    claims is held against it: `resumes_as_new`, `concurrent_batches`, each capability.
 
     Attributes:
         spec: what the plugin's `register_runners` returns.
@@ -14,5 +19,5 @@ class RunnerConformance(StepContract):
 
     Example:
         class TestMine(RunnerConformance):
-            spec = my_plugin.register_runners()[0]
+            [spec] = my_plugin.register_runners()
     """

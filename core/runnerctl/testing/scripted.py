@@ -112,9 +112,11 @@ class ScriptedRunner:
         self.in_flight: list[tuple[StepPlan, StepHandle, set[str]]] = []
         self._spec = spec
         self._step_id = 0
-        # blocks are handed out in no order, and those just freed first
-        self._free = list(range(num_blocks))
+        # Blocks are handed out in no order, and those just freed first. Block 0 is among
+        # the first, where padding that is not masked would be written.
+        self._free = list(range(1, num_blocks))
         random.Random(3).shuffle(self._free)
+        self._free.append(0)
         self._finished: set[str] = set()
         self._preempted: set[str] = set()
         self.runner = make_runner(spec, folder, values)
