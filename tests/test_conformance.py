@@ -1,9 +1,11 @@
 """Our own plugins pass the conformance classes, and the kit's fixtures do what they say."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -162,3 +164,16 @@ def test_the_pytest_plugin_acts_only_when_asked():
         "0",
         "[] ['runnerctl', 'runnerctl.testing', 'runnerctl.testing.pytest_plugin']\n",
     ]
+
+
+def test_the_tests_that_the_guide_shows_pass(tmp_path):
+    page = Path(__file__).parent.parent / "docs" / "testing.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    for i, block in enumerate(blocks):
+        (tmp_path / f"test_block_{i}.py").write_text(block)
+    # of V1 one test is enough here: it passes all of them above
+    chosen = ["-k", "not TestRunner or test_a_batch"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert len(blocks) == 5
