@@ -82,6 +82,8 @@ LEFT = "left running by"
 RUNNERS = {
     "DropsAToken": ("test_a_batch", "gave tokens to"),
     "SamplesForUnfinishedPrefills": ("test_a_prefill_in_chunks", "gave tokens to"),
+    "GivesProbabilities": ("test_log_probabilities_for_those_who_ask", "token "),
+    "ForgetsLogprobs": ("test_log_probabilities_for_those_who_ask", "those that asked"),
     "CountsStepsItself": ("test_an_empty_plan_is_a_step_too", "says it is that of"),
     "PadsIntoBlockZero": ("test_a_request_alone", "the reference has"),
     "KeepsFinishedRequests": (

@@ -1,6 +1,7 @@
 """Runners that break their contract, each in one way."""
 
 import itertools
+import math
 import threading
 from dataclasses import replace
 
@@ -33,6 +34,19 @@ class SamplesForUnfinishedPrefills(ChangesResults):
     def change(self, plan, result):
         tokens = dict.fromkeys(plan.num_scheduled_tokens, 7)
         return replace(result, sampled_token_ids=tokens | dict(result.sampled_token_ids))
+
+
+class GivesProbabilities(ChangesResults):
+    """Where logarithms are asked for."""
+
+    def change(self, plan, result):
+        changed = {r: replace(x, logprob=math.exp(x.logprob)) for r, x in result.logprobs.items()}
+        return replace(result, logprobs=changed)
+
+
+class ForgetsLogprobs(ChangesResults):
+    def change(self, plan, result):
+        return replace(result, logprobs={})
 
 
 class CountsStepsItself(ChangesResults):

@@ -73,6 +73,16 @@ def _draw(folder: Path, prompt: list[int], params: SamplingParams) -> Reference:
     return tokens[len(prompt) :], gaps
 
 
+def reference_logprobs(folder: Path, token_ids: Sequence[int]) -> list[float]:
+    """The log-probability of every token to come after these, in float32, before sampling."""
+    import torch
+
+    with torch.inference_mode():
+        logits = reference_model(folder)(torch.tensor([list(token_ids)])).logits[0, -1]
+    logprobs: list[float] = logits.float().log_softmax(dim=-1).tolist()
+    return logprobs
+
+
 def assert_tokens(said: Sequence[int], expected: Reference, what: str) -> None:
     """Compare a request's tokens with the reference, up to a near tie.
 

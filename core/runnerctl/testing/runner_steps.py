@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import pytest
 
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import CachedRequest, StepPlan
-from runnerctl.testing.parity import greedy, make_prompts, seeded
+from runnerctl.testing.parity import greedy, make_prompts, reference_logprobs, seeded
 from runnerctl.testing.scripted import BLOCK_SIZE, MAX_MODEL_LEN, ScriptedRunner
 
 AROUND_A_BLOCK = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 11)
@@ -182,6 +183,24 @@ class StepContract:
             _random_step(script, rng)
         script.run()
         script.check()
+
+    def test_log_probabilities_for_those_who_ask(self, script: ScriptedRunner) -> None:
+        """Of the sampled token and the likeliest ones, as the model gave them; nobody else's."""
+        asks = replace(greedy(4), logprobs=3), greedy(4), replace(seeded(3, 4), logprobs=0)
+        for name, prompt, params in zip("abc", make_prompts((5, 6, 7)), asks, strict=True):
+            script.add(name, prompt, params)
+        for _ in range(4):
+            known = {name: list(r.token_ids) for name, r in script.requests.items()}
+            for name, entry in script.step().logprobs.items():
+                request = script.requests[name]
+                expected = reference_logprobs(script.folder, known[name])
+                assert entry.token_id == request.token_ids[-1]
+                assert len(entry.top_token_ids) == request.params.logprobs
+                shown = (entry.token_id, *entry.top_token_ids)
+                for token, logprob in zip(shown, (entry.logprob, *entry.top_logprobs), strict=True):
+                    assert logprob == pytest.approx(expected[token], abs=1e-3), f"token {token}"
+                rank = 1 + sum(other > expected[entry.token_id] + 1e-3 for other in expected)
+                assert abs(entry.rank - rank) <= 1
 
     def test_two_runners_in_one_process(self, start: Callable[[], ScriptedRunner]) -> None:
         """They take turns and do not disturb each other."""

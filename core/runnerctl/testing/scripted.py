@@ -223,6 +223,12 @@ class ScriptedRunner:
             f"step {plan.step_id} gave tokens to {sorted(said)}; the requests whose known "
             f"tokens are all computed are {sorted(expected)}"
         )
+        params = {r: self.requests[r].params for r in said if r in self.requests}
+        asking = {r for r, asked in params.items() if asked.logprobs is not None}
+        assert set(result.logprobs) == asking, (
+            f"step {plan.step_id} gave log-probabilities to {sorted(result.logprobs)}; "
+            f"those that asked for them and got a token are {sorted(asking)}"
+        )
         for request_id, token in said.items():
             assert isinstance(token, int), f"a token id is an int, not a {type(token).__name__}"
             request = self.requests.get(request_id)
