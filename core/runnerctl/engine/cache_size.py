@@ -8,6 +8,9 @@ from runnerctl.config import EngineConfig
 from runnerctl.errors import UserError
 from runnerctl.runner.protocol import KVCacheSpec
 
+# Of a model with neither a context length nor a cache.
+_LENGTH_IF_UNBOUNDED = 131_072
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
@@ -69,6 +72,10 @@ def _num_blocks(
     setting = config.where("kv_cache_memory_bytes")
     available = cache.kv_cache_memory_bytes or spec.available_bytes
     block_bytes = spec.bytes_per_token * cache.block_size
+    longest = config.model.max_model_len or context_length
+    if not block_bytes:
+        # a model that keeps nothing per token: blocks are only numbers
+        return _blocks_of_all(config, longest or _LENGTH_IF_UNBOUNDED), setting
     num_blocks = available // block_bytes
     if num_blocks < 1:
         raise UserError(
@@ -77,13 +84,15 @@ def _num_blocks(
             remedy=f"raise {setting} or lower {config.where('block_size')}",
             setting=setting,
         )
-    if cache.kv_cache_memory_bytes is None:
+    if cache.kv_cache_memory_bytes is None and longest is not None:
         # more than all requests at full length can use would never be touched
-        longest = config.model.max_model_len or context_length
-        if longest is not None:
-            per_request = -(-longest // cache.block_size)
-            num_blocks = min(num_blocks, per_request * config.scheduler.max_num_seqs)
+        num_blocks = min(num_blocks, _blocks_of_all(config, longest))
     return num_blocks, setting
+
+
+def _blocks_of_all(config: EngineConfig, longest: int) -> int:
+    """What all requests at full length can use."""
+    return -(-longest // config.cache.block_size) * config.scheduler.max_num_seqs
 
 
 def _check_memory(needed: int, spec: KVCacheSpec, setting: str) -> None:
