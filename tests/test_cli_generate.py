@@ -3,16 +3,18 @@
 import json
 import sys
 import types
+from dataclasses import fields
 from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
+from runnerctl.cli import sampling_flags
 from runnerctl.cli.app import app
-from runnerctl.engine.outputs import StreamDelta
+from runnerctl.engine.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.stats import EngineStats
-from runnerctl.errors import ModelError, PromptError
+from runnerctl.errors import ModelError, PromptError, UserError
 
 
 class FakeLLM:
@@ -39,8 +41,29 @@ class FakeLLM:
         self.prompts, self.params = prompts, params
         if FakeLLM.fails:
             raise FakeLLM.fails
-        yield StreamDelta("0", 0, "Grüß ", (7,))
-        yield StreamDelta("0", 0, "dich", (8,), "length")
+        # further answers come in between
+        for text, token_id, ends in (("Grüß ", 7, None), ("dich", 8, "length")):
+            for i in range(params.n):
+                answer = text if i == 0 else f"{text}{i}"
+                yield StreamDelta(f"0.{i}", 0, answer, (token_id,), ends, output_index=i)
+
+    def generate(self, prompts, params):
+        deltas = list(self.stream(prompts, params))
+        asked = params.logprobs is not None
+        likely = ({7: Logprob(-0.5, 2, "a"), 9: Logprob(float("-inf"), 1, "b")},) if asked else None
+        outputs = [
+            CompletionOutput(
+                index=i,
+                text="".join(d.text for d in deltas if d.output_index == i),
+                token_ids=(7, 8),
+                finish_reason="length",
+                logprobs=likely,
+            )
+            for i in range(params.n)
+        ]
+        asked = params.prompt_logprobs is not None
+        before = (None, {3: Logprob(-1.0, 1, "c")}) if asked else None
+        return [RequestOutput("0", None, (1, 3), tuple(outputs), 4, True, before)]
 
     def stats(self):
         return EngineStats(num_prompt_tokens=5, num_generated_tokens=2, step_time_s=0.25)
@@ -159,9 +182,59 @@ def test_sampling_flags_reach_the_engine() -> None:
     )
 
 
+def test_the_rarer_sampling_flags_reach_the_engine() -> None:
+    flags = (
+        "-n 2 --min-tokens 1 --min-p 0.1 --repetition-penalty 1.2 --presence-penalty 0.3 "
+        "--frequency-penalty -0.4 --logit-bias 5=-2.5 --logit-bias 7=1 --bad-word x "
+        "--bad-word-token-ids 4,5 --bad-word-token-ids 6 --stop-token-id 9 --stop-token-id 8 "
+        "--no-skip-special-tokens --logprobs 3 --prompt-logprobs 0 --format json"
+    )
+    run("hello", *flags.split())
+    assert FakeLLM.made[0].params == SamplingParams(
+        n=2,
+        max_tokens=256,
+        temperature=0,
+        min_tokens=1,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=-0.4,
+        logit_bias={5: -2.5, 7: 1},
+        bad_words=("x",),
+        bad_words_token_ids=((4, 5), (6,)),
+        stop_token_ids=(9, 8),
+        skip_special_tokens=False,
+        logprobs=3,
+        prompt_logprobs=0,
+    )
+
+
+def test_every_field_of_the_sampling_parameters_has_a_flag_with_its_default() -> None:
+    assert list(sampling_flags._FLAGS) == [field.name for field in fields(SamplingParams)]
+    run("hello")
+    expected = SamplingParams(max_tokens=256, temperature=0)
+    assert FakeLLM.made[0].params == expected
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
+        ("-n", "0"),
+        ("--min-tokens", "300"),
+        ("--min-p", "2"),
+        ("--repetition-penalty", "0"),
+        ("--presence-penalty", "3"),
+        ("--frequency-penalty", "-3"),
+        ("--logit-bias", "5"),
+        ("--logit-bias", "x=1"),
+        ("--logit-bias", "5=inf"),
+        ("--bad-word", ""),
+        ("--bad-word-token-ids", "4,x"),
+        ("--bad-word-token-ids", ""),
+        ("--stop-token-id", "x"),
+        ("--logprobs", "-1"),
+        ("--prompt-logprobs", "1"),
+        ("--logprobs", "1"),
         ("--max-tokens", "0"),
         ("--max-tokens", "x"),
         ("--temperature", "-1"),
@@ -204,6 +277,37 @@ def test_json_holds_the_answer_with_its_tokens() -> None:
     assert record["finish_reason"] == "length"
     assert record["runner"] == "v1"
     assert record["stats"]["num_generated_tokens"] == 2
+
+
+def test_several_answers_come_one_after_the_other() -> None:
+    result = run("hello", "-n", "3")
+    assert result.stdout == (
+        "--- 1 of 3 ---\nGrüß dich\n\n--- 2 of 3 ---\nGrüß 1dich1\n\n--- 3 of 3 ---\nGrüß 2dich2\n"
+    )
+    assert result.stderr.count("cut short") == 1
+
+
+def test_json_lists_several_answers_and_carries_log_probabilities() -> None:
+    record = json.loads(run("hello", "--format", "json", "-n", "2", "--logprobs", "1").stdout)
+    assert [one["text"] for one in record["outputs"]] == ["Grüß dich", "Grüß 1dich1"]
+    assert "text" not in record
+    assert record["outputs"][1]["logprobs"] == [
+        [
+            {"token_id": 7, "logprob": -0.5, "rank": 2, "token": "a"},
+            {"token_id": 9, "logprob": None, "rank": 1, "token": "b"},
+        ]
+    ]
+    record = json.loads(run("hello", "--format", "json", "--prompt-logprobs", "0").stdout)
+    assert record["prompt_logprobs"][0] is None
+    assert record["prompt_logprobs"][1][0]["token_id"] == 3
+    assert "logprobs" not in record
+    assert record["num_cached_tokens"] == 4
+
+
+def test_what_only_the_model_can_refuse_is_named_by_its_flag(monkeypatch) -> None:
+    unknown = UserError("stop_token_ids has the token id 9", setting="stop_token_ids")
+    monkeypatch.setattr(FakeLLM, "fails", unknown)
+    assert "--stop-token-id has" in run("hello", "--stop-token-id", "9", code=2).stderr
 
 
 def test_stats_go_to_stderr() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from runnerctl import __version__
-from runnerctl.cli import explain, generate, plugins
+from runnerctl.cli import chat, explain, generate, plugins
 from runnerctl.cli.flags import engine_flags
 from runnerctl.cli.guard import guarded
 from runnerctl.cli.help import SectionedCommand
@@ -41,7 +41,13 @@ def _root(
     """Choose, explain and run the model runner that serves a language model."""
 
 
-for command in (sampling_flags(generate.generate), explain.explain, explain.validate):
+chatting = sampling_flags(chat.chat, without=chat.WITHOUT)
+for command in (
+    sampling_flags(generate.generate),
+    chatting,
+    explain.explain,
+    explain.validate,
+):
     app.command(cls=SectionedCommand)(guarded(engine_flags(command)))
 plugins_app.command("list", cls=SectionedCommand)(
     guarded(engine_flags(plugins.list_plugins, {"plugins"}))

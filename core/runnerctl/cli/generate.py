@@ -1,26 +1,37 @@
-"""`runnerctl generate`: one answer, streamed to stdout; everything else goes to stderr."""
+"""`runnerctl generate`: answers on stdout, or in a file; everything else goes to stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runnerctl.cli.flags import MODEL_HELP
-from runnerctl.cli.guard import USERS_FAULT, stdout_is_unicode
+from runnerctl.cli import batch
+from runnerctl.cli.generate_load import (
+    ModelFlag,
+    SystemFlag,
+    as_unicode,
+    load,
+    note,
+    resolve_model,
+)
+from runnerctl.cli.generate_records import answers
+from runnerctl.cli.guard import stdout_is_unicode
+from runnerctl.cli.sampling_flags import flags_named
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.errors import PromptError, UserError
 
 if TYPE_CHECKING:
     from runnerctl.engine.llm import LLM
+    from runnerctl.engine.outputs import FinishReason
     from runnerctl.resolve import Resolved
 
-DEFAULT_MODEL = "smollm2-135m"
+_FILE_PANEL = "Many prompts from a file"
 
 
 class OutputFormat(StrEnum):
@@ -30,38 +41,66 @@ class OutputFormat(StrEnum):
     json = "json"
 
 
+_Prompt = Annotated[
+    str | None,
+    typer.Argument(help="The prompt. Without it, or with -, stdin is read.", metavar="PROMPT"),
+]
+_Raw = Annotated[
+    bool,
+    typer.Option("--raw", help="Continue the prompt as it is, without the model's chat template."),
+]
+_Format = Annotated[
+    OutputFormat | None,
+    typer.Option(
+        "--format",
+        metavar="text|json",
+        help="text (the default) comes as it is made, json when it is complete.",
+    ),
+]
+_Stats = Annotated[bool, typer.Option("--stats", help="Report tokens and times.")]
+_PromptsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts-file",
+        metavar="FILE",
+        help="JSON lines with prompt, prompt_token_ids or messages; optional id and sampling "
+        "fields, as in max_tokens. - is stdin.",
+        rich_help_panel=_FILE_PANEL,
+    ),
+]
+_AnswersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Where the answers go, one JSON line each. Those it has are kept.",
+        rich_help_panel=_FILE_PANEL,
+    ),
+]
+_Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Start anew instead of keeping what --output has.",
+        rich_help_panel=_FILE_PANEL,
+    ),
+]
+
+
 def generate(  # noqa: PLR0913 - one parameter for each flag
     *,
     settings: dict[str, Any],
     config_file: Path | None,
     params: SamplingParams,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="The prompt. Without it, or with -, stdin is read.", metavar="PROMPT"),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help=f"{MODEL_HELP} Default: {DEFAULT_MODEL}.", metavar="MODEL"),
-    ] = None,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw", help="Continue the prompt as it is, without the model's chat template."
-        ),
-    ] = False,
-    system: Annotated[
-        str | None,
-        typer.Option("--system", help="System message of the chat.", metavar="TEXT"),
-    ] = None,
-    output: Annotated[
-        OutputFormat,
-        typer.Option(
-            "--format",
-            metavar="text|json",
-            help="text comes as it is made, json when it is complete.",
-        ),
-    ] = OutputFormat.text,
-    stats: Annotated[bool, typer.Option("--stats", help="Report tokens and times.")] = False,
+    prompt: _Prompt = None,
+    model: ModelFlag = None,
+    raw: _Raw = False,
+    system: SystemFlag = None,
+    output: _Format = None,
+    stats: _Stats = False,
+    prompts_file: _PromptsFile = None,
+    answers_file: _AnswersFile = None,
+    overwrite: _Overwrite = False,
 ) -> None:
     """Answer PROMPT with a language model.
 
@@ -70,14 +109,47 @@ def generate(  # noqa: PLR0913 - one parameter for each flag
     """
     if raw and system is not None:
         raise _no_template("--raw leaves it out")
+    system = None if system is None else as_unicode(system, "--system")
+    if prompts_file is not None:
+        _check_batch_flags(prompt, output)
+        asked_for = batch.Batch(prompts_file, answers_file, overwrite, params, raw, system)
+        batch.run(asked_for, model, settings, config_file)
+        return
+    if answers_file is not None or overwrite:
+        wrong = "--output" if answers_file is not None else "--overwrite"
+        raise UserError(f"{wrong} goes with --prompts-file", setting=wrong)
+    output = output or OutputFormat.text
+    _check_format(params, output)
     text = _read_prompt(prompt)
-    system = None if system is None else _as_unicode(system, "--system")
-    resolved = _resolve(model, settings, config_file)
-    llm = _load(resolved)
+    resolved = resolve_model(model, settings, config_file)
+    llm = load(resolved)
     try:
-        _answer(llm, _as_prompt(llm, text, raw=raw, system=system), params, resolved, output, stats)
+        asked = _as_prompt(llm, text, raw=raw, system=system)
+        with flags_named():
+            if output is OutputFormat.text:
+                _print_text(llm, asked, params, stats)
+            else:
+                _print_json(llm, asked, params, resolved, stats)
     finally:
         llm.close()
+
+
+def _check_batch_flags(prompt: str | None, output: OutputFormat | None) -> None:
+    if prompt is not None:
+        raise UserError("--prompts-file and a PROMPT were both given", remedy="give one of them")
+    if output is OutputFormat.text:
+        raise UserError(
+            "--format is text, but the answers to --prompts-file are JSON lines",
+            remedy="leave it out",
+            setting="--format",
+        )
+
+
+def _check_format(params: SamplingParams, output: OutputFormat) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None and output is OutputFormat.text:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} needs --format json", setting=flag)
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -94,50 +166,7 @@ def _read_prompt(prompt: str | None) -> str:
             raise PromptError(f"stdin is not {exc.encoding} text") from exc
     if not prompt or not prompt.strip():
         raise PromptError("the prompt is empty", remedy="give some text, or pipe some in")
-    return _as_unicode(prompt, "the prompt")
-
-
-def _as_unicode(text: str, what: str) -> str:
-    """Text whose bytes Python could not read in the locale's encoding, read as UTF-8."""
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError as exc:
-        raise PromptError(f"{what} is not UTF-8 text", remedy="convert it, with iconv say") from exc
-
-
-def _resolve(model: str | None, settings: dict[str, Any], config_file: Path | None) -> Resolved:
-    from runnerctl.resolve import resolve
-
-    resolved = resolve(
-        model,
-        source="command line",
-        config_file=config_file,
-        default_model=DEFAULT_MODEL,
-        **settings,
-    )
-    # MODEL is what the other commands call it
-    problems = [
-        replace(p, setting="--model" if p.setting == "MODEL" else p.setting)
-        for p in resolved.decision.problems
-    ]
-    decision = replace(resolved.decision, problems=tuple(problems))
-    from runnerctl.cli import render
-
-    named = resolved.config.model.model if resolved.config else model
-    if not decision.ok:
-        render.show(render.validation_report(decision, named), stderr=True)
-        raise typer.Exit(USERS_FAULT)
-    line = f"{render.outcome(decision, named)} {render.reason(decision)}"
-    render.show(line, stderr=True)
-    if warnings := [p for p in decision.problems if p.severity == "warning"]:
-        render.show(render.problem_list(warnings), stderr=True)
-    return resolved
-
-
-def _load(resolved: Resolved) -> LLM:
-    from runnerctl.engine.llm import LLM
-
-    return LLM.from_resolved(resolved)
+    return as_unicode(prompt, "the prompt")
 
 
 def _as_prompt(llm: LLM, text: str, *, raw: bool, system: str | None) -> Any:
@@ -156,45 +185,64 @@ def _no_template(why: str) -> UserError:
     return UserError(f"--system needs a chat template, and {why}", setting="--system")
 
 
-def _answer(
-    llm: LLM,
-    prompt: Any,
-    params: SamplingParams,
-    resolved: Resolved,
-    output: OutputFormat,
-    stats: bool,
-) -> None:
-    text = ""
-    token_ids: list[int] = []
-    finish_reason: str | None = None
+def _print_text(llm: LLM, prompt: Any, params: SamplingParams, stats: bool) -> None:
+    """Print the answers in turn. The first comes as it is made, and what is ready follows it."""
+    texts, counts = [""] * params.n, [0] * params.n
+    reasons: list[FinishReason | None] = [None] * params.n
+    current = 0
+    _start_text(current, params.n)
     for delta in llm.stream([prompt], params):
-        text += delta.text
-        token_ids += delta.token_ids
-        finish_reason = delta.finish_reason or finish_reason
-        if output is OutputFormat.text:
+        i = delta.output_index
+        texts[i] += delta.text
+        counts[i] += len(delta.token_ids)
+        reasons[i] = delta.finish_reason or reasons[i]
+        if i == current:
             print(delta.text, end="", flush=True)
-    if output is OutputFormat.text:
-        print("" if text.endswith("\n") else "\n", end="", flush=True)
-    else:
-        assert resolved.config is not None
-        record: dict[str, Any] = {
-            "model": resolved.config.model.model,
-            "runner": resolved.decision.runner,
-            "text": text,
-            "token_ids": token_ids,
-            "finish_reason": finish_reason,
-        }
-        if stats:
-            record["stats"] = llm.stats().to_dict()
-        print(json.dumps(record, ensure_ascii=not stdout_is_unicode()))
-    if finish_reason == "length" and len(token_ids) < params.max_tokens:
-        print(
-            f"note: the answer was cut short: prompt and answer together may have "
-            f"{llm.max_model_len} tokens, for which the KV cache or --max-model-len is the limit",
-            file=sys.stderr,
-        )
-    if stats and output is OutputFormat.text:
+        while current < params.n and reasons[current] is not None:
+            _end_text(texts[current])
+            current += 1
+            if current < params.n:
+                _start_text(current, params.n)
+                print(texts[current], end="", flush=True)
+    _say_if_cut_short(llm, params, zip(counts, reasons, strict=True))
+    if stats:
         from runnerctl.cli.render import show
         from runnerctl.cli.stats import stats_report
 
         show(stats_report(llm.stats()), stderr=True)
+
+
+def _start_text(index: int, count: int) -> None:
+    if count > 1:
+        print(f"{chr(10) if index else ''}--- {index + 1} of {count} ---", flush=True)
+
+
+def _end_text(text: str) -> None:
+    print("" if text.endswith("\n") else "\n", end="", flush=True)
+
+
+def _print_json(
+    llm: LLM, prompt: Any, params: SamplingParams, resolved: Resolved, stats: bool
+) -> None:
+    [output] = llm.generate([prompt], params)
+    assert resolved.config is not None
+    record: dict[str, Any] = {
+        "model": resolved.config.model.model,
+        "runner": resolved.decision.runner,
+        **answers(output),
+    }
+    if stats:
+        record["stats"] = llm.stats().to_dict()
+    print(json.dumps(record, ensure_ascii=not stdout_is_unicode()))
+    ends = ((len(one.token_ids), one.finish_reason) for one in output.outputs)
+    _say_if_cut_short(llm, params, ends)
+
+
+def _say_if_cut_short(
+    llm: LLM, params: SamplingParams, ends: Iterable[tuple[int, FinishReason | None]]
+) -> None:
+    if any(reason == "length" and count < params.max_tokens for count, reason in ends):
+        note(
+            f"note: the answer was cut short: prompt and answer together may have "
+            f"{llm.max_model_len} tokens, for which the KV cache or --max-model-len is the limit"
+        )
