@@ -137,7 +137,9 @@ class SamplingParams:
         finite = all(isfinite(bias) for _, bias in self.logit_bias)  # type: ignore[misc]
         _require(finite, "logit_bias", self.logit_bias, "finite numbers by token id")
         banned = self.bad_words_token_ids
-        _require(all(banned), "bad_words_token_ids", banned, "lists of token ids, none of them empty")
+        _require(
+            all(banned), "bad_words_token_ids", banned, "lists of token ids, none of them empty"
+        )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
