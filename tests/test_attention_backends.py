@@ -11,10 +11,6 @@ from runnerctl.testing import AttentionBackendConformance
 
 class TestSdpa(AttentionBackendConformance):
     backend = load_backend("sdpa")
-
-
-class TestSdpaOnSmallBlocks(AttentionBackendConformance):
-    backend = load_backend("sdpa")
     block_size = 8
 
 
