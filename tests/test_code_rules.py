@@ -29,6 +29,8 @@ def test_there_are_sources():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_decodes_through_transformers_loop_or_caches(path):
+    if "testing" in path.parts:
+        return  # the kit compares with transformers' own loop: that is its oracle
     found = FOREIGN_DECODING.findall(path.read_text(encoding="utf-8"))
     assert not found
 

@@ -82,8 +82,10 @@ class StepPlan:
         new_requests, cached_requests: the state changes the runner needs.
         num_scheduled_tokens: tokens to compute per request id; each at least 1. Every
             key is in `new_requests` or `cached_requests`, and the other way round.
-        finished_request_ids: drop all state of these first.
-        preempted_request_ids: their blocks are gone; they may come back.
+        finished_request_ids: drop all state of these first. After a failed step they may be
+            named again; an id the runner does not know is nothing to it.
+        preempted_request_ids: their blocks are gone; they may come back in a later plan,
+            never in this one.
     """
 
     step_id: int
