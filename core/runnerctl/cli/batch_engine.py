@@ -62,9 +62,7 @@ def answer_all(
             for _, answers in running:
                 for _ in answers.take_deltas():
                     pass  # nobody reads them; they would pile up
-            for tag, answers in done:
-                output = answers.output()
-                llm._release([answers])
-                yield tag, output
+            llm._release([answers for _, answers in done])
+            yield from [(tag, answers.output()) for tag, answers in done]
     finally:
         llm._release([answers for _, answers in running])

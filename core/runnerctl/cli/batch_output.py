@@ -73,10 +73,10 @@ def _key(line: bytes, digests: Mapping[str | int, str], where: str) -> str | int
     try:
         record = json.loads(line)
         key = record["index"] if record.get("id") is None else f"id {json.dumps(record['id'])}"
-        digest = record["digest"]
+        is_ours = key in digests and digests[key] == record["digest"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _refuse(f"{where} is no answer of an earlier run") from None
-    if digests.get(key) != digest:
+    if not is_ours:
         name = key if isinstance(key, str) else f"index {key}"
         raise _refuse(
             f"{where} ({name}) answers another prompt, or one with another model or other "
