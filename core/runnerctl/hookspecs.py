@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    import typer
     from pydantic import BaseModel
 
     from runnerctl.ballots import Ballot
@@ -131,4 +132,31 @@ def validate_config(config: EngineConfig, decision: Decision) -> Iterable[Proble
                     remedy="pass --block-size 16",
                     setting=config.where("block_size"),
                 )
+    """
+
+
+@hookspec
+def register_commands(app: typer.Typer) -> None:
+    """Add commands to `runnerctl`.
+
+    Called once per run of the command, in the process of the command line, when it may
+    need them: for `runnerctl --help`, for a command that is not one of the host's own and
+    for shell completion. Never in a worker, and never by the library.
+
+    Args:
+        app: an empty `typer.Typer` for this plugin alone. Each command and group added to
+            it becomes `runnerctl NAME`, with the host's exit codes and `--traceback`: a
+            `UserError` it raises is shown as a message and exits with 2.
+
+    Returns:
+        None. A name that is one of the host's own commands or another plugin's is left
+        out, and the fault names both. A plugin blocked with `-p no:NAME` is not asked.
+
+    Example:
+        @hookimpl
+        def register_commands(app):
+            @app.command()
+            def doctor(device: str = "cuda:0"):
+                "Check that this machine can run the mine runner."
+                print("fine")
     """

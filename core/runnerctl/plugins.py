@@ -28,9 +28,9 @@ from runnerctl.plugin_checks import (
     runner_specs,
 )
 from runnerctl.plugin_discovery import Wishes, clashes, fold, installed, is_builtin
+from runnerctl.plugin_faults import called, hook_fault, load_fault
 from runnerctl.problems import Problem
 from runnerctl.runner.spec import RunnerSpec
-from runnerctl.suggest import block_flag
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -140,7 +140,7 @@ class PluginHost:
             self._roll = None
             self._loaded.append(_Loaded(replace(record, status="blocked", error=reason)))
         elif any(other.status != "blocked" for other in taken):
-            self._fail(record, f"the name is taken by {_called(taken[0])}")
+            self._fail(record, f"the name is taken by {called(taken[0])}")
         elif not record.name:
             self._fail(record, "it has no name")
         else:
@@ -197,6 +197,15 @@ class PluginHost:
         options, problems = validated(raw, self._settled().options, self.records)
         return options, tuple(problems)
 
+    def implementations(self, hook: str) -> Sequence[tuple[PluginRecord, Implementation]]:
+        """The functions of active plugins for a hook, in name order, to be called one by one."""
+        return self._settled().implementations.get(hook, ())
+
+    @property
+    def options(self) -> Mapping[str, type[BaseModel]]:
+        """The options model of each active plugin that declares one, by plugin name."""
+        return self._settled().options
+
     def ballots(
         self, config: EngineConfig, *, strict: bool = False
     ) -> tuple[list[StampedBallot], list[Problem]]:
@@ -238,19 +247,13 @@ class PluginHost:
         """
         answers: list[tuple[PluginRecord, Any]] = []
         problems = []
-        for record, implementation in self._settled().implementations.get(hook, ()):
+        for record, implementation in self.implementations(hook):
             given: list[Any] = []
             started = perf_counter()
             try:
                 collect(implementation(arguments), kinds, given)
             except GUARDED as error:
-                logger.debug("%s: %s", _called(record), hook, exc_info=error)
-                message = f"{_called(record)} failed in hook {hook!r}: {explain(error)}."
-                problems.append(
-                    Problem(
-                        severity, f"{message} {consequence}", _way_out(record), None, record.name
-                    )
-                )
+                problems.append(hook_fault(record, hook, error, severity, consequence))
             self._add_time(record.name, hook, started)
             answers += [(record, answer) for answer in given]
         return answers, problems
@@ -261,7 +264,7 @@ class PluginHost:
         try:
             plugin = load()
         except GUARDED as error:
-            logger.debug("importing %s", _called(record), exc_info=error)
+            logger.debug("importing %s", called(record), exc_info=error)
             self._fail(record, f"import failed: {explain(error)}")
             return
         finally:
@@ -273,7 +276,7 @@ class PluginHost:
             specs = self._timed(record, "register_runners", runner_specs, found)
             options = self._timed(record, "register_options", options_model, found)
         except GUARDED as error:
-            logger.debug("loading %s", _called(record), exc_info=error)
+            logger.debug("loading %s", called(record), exc_info=error)
             self._fail(record, explain(error))
             return
         self._roll = None
@@ -301,7 +304,7 @@ class PluginHost:
         self._roll = None
         self._loaded.append(_Loaded(replace(record, status="failed", error=why)))
         must = self.strict or record.name in self._wishes.required
-        self._problems.append(_fault(record, why, "error" if must else "warning"))
+        self._problems.append(load_fault(record, why, "error" if must else "warning"))
 
     def _settled(self) -> _Roll:
         if self._roll is None:
@@ -322,7 +325,7 @@ def _settle(loaded: Sequence[_Loaded], found: Sequence[Problem]) -> _Roll:
         record = plugin.record
         if record.status == "active" and (clash := _clash(plugin.specs, runners, providers)):
             record = replace(record, status="failed", error=clash)
-            problems.append(_fault(record, clash, "error"))
+            problems.append(load_fault(record, clash, "error"))
         records.append(record)
         if record.status == "active":
             active.append(plugin)
@@ -355,29 +358,12 @@ def _clash(
     """What in `specs` another plugin claims already; empty if nothing."""
     for spec in specs:
         if spec.name in runners:
-            return f"runner {spec.name!r} is provided by {_called(providers[spec.name])} too"
+            return f"runner {spec.name!r} is provided by {called(providers[spec.name])} too"
     fallbacks = [s.name for s in runners.values() if s.fallback]
     claims = [s.name for s in specs if s.fallback]
     if fallbacks and claims:
-        other = _called(providers[fallbacks[0]])
+        other = called(providers[fallbacks[0]])
         return f"{claims[0]!r} claims to be the fallback, and so does {fallbacks[0]!r} of {other}"
     if len(claims) > 1:
         return f"only one runner can be the fallback, not {' and '.join(claims)}"
     return ""
-
-
-def _fault(record: PluginRecord, why: str, severity: Literal["error", "warning"]) -> Problem:
-    message = f"{_called(record)} cannot be used and is left out: {why}"
-    return Problem(severity, message, _way_out(record), None, record.name)
-
-
-def _called(record: PluginRecord) -> str:
-    origin = f"{record.distribution} {record.version}".strip()
-    return f"plugin {record.name!r} ({origin})" if origin else f"plugin {record.name!r}"
-
-
-def _way_out(record: PluginRecord) -> str:
-    block = f"block it with {block_flag(record.name)}"
-    if not record.distribution or is_builtin(record.distribution):
-        return block
-    return f"update or uninstall {record.distribution}, or {block}"

@@ -135,11 +135,24 @@ def discover_plugins(
     **settings: Any,
 ) -> tuple[tuple[PluginRecord, ...], tuple[Problem, ...]]:
     """What became of each plugin under some settings, and what is wrong with those."""
+    host, problems = discover_host(
+        source=source, config_file=config_file, environ=environ, **settings
+    )
+    return host.records, problems
+
+
+def discover_host(
+    *,
+    source: ArgumentSource = "python",
+    config_file: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> tuple[PluginHost, tuple[Problem, ...]]:
+    """The plugins under some settings, and what is wrong with those and with the settings."""
     given = _read_settings(settings, source, config_file, environ)
     host = _discover(given)
     _, option_problems = host.validated_options(given.plugin_options)
-    problems = (*given.problems, *_named_as_written(option_problems, given), *host.problems)
-    return host.records, problems
+    return host, (*given.problems, *_named_as_written(option_problems, given), *host.problems)
 
 
 def _resolve_config(

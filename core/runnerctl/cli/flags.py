@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from runnerctl.cli.completion import completer
 from runnerctl.cli.guard import with_parameters
 from runnerctl.config.engine_config import SECTIONS, flag
 from runnerctl.config.fields import SettingField, setting_fields
@@ -84,6 +85,7 @@ def _flag(setting: SettingField) -> inspect.Parameter:
         metavar=metavar,
         rich_help_panel=_panel(setting.section),
         show_default=False,
+        autocompletion=completer(setting.name, setting.choices),
     )
     return _parameter(setting.name, option, annotation)
 

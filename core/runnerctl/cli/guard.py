@@ -62,7 +62,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         default=typer.Option(False, "--traceback", help="On an error, show Python's traceback."),
         annotation=bool,
     )
-    return with_parameters(wrapper, [*inspect.signature(command).parameters.values(), flag])
+    return with_parameters(
+        wrapper, [*inspect.signature(command, eval_str=True).parameters.values(), flag]
+    )
 
 
 def with_parameters(

@@ -72,7 +72,7 @@ def reason(decision: Decision) -> str:
         return " ".join(f"{b.plugin} {_VERB[b.kind]} it: {_sentence(b.reason)}" for b in mine)
     against = [b for b in decisive if b.kind in ("discourage", "forbid")]
     if against:
-        said = " ".join(f"{_says(b)}: {_sentence(b.reason)}" for b in against)
+        said = " ".join(f"{says(b)}: {_sentence(b.reason)}" for b in against)
         return f"It is the fallback, and no vote for another runner stands. {said}"
     return "It is the fallback, and no vote for another runner stands."
 
@@ -141,10 +141,9 @@ def problem_list(problems: Iterable[Problem]) -> RenderableType:
 
 
 def _ballots(ballots: Iterable[CountedBallot]) -> RenderableType:
-    order = ("decisive", "overridden", "moot")
     table = _two_columns()
-    for b in sorted(ballots, key=lambda b: order.index(b.status)):
-        text = Text(_says(b), "bold" if b.status == "decisive" else "")
+    for b in in_reading_order(ballots):
+        text = Text(says(b), "bold" if b.status == "decisive" else "")
         if b.priority is not None:
             text.append(f", priority {b.priority}", "dim")
         text.append(f"\n{_sentence(b.reason)}", "not bold")
@@ -230,7 +229,13 @@ def _explicit(decision: Decision) -> str:
     return choice.setting
 
 
-def _says(b: CountedBallot) -> str:
+def in_reading_order(ballots: Iterable[CountedBallot]) -> list[CountedBallot]:
+    """What the outcome rests on first, what has no bearing last."""
+    return sorted(ballots, key=lambda b: ("decisive", "overridden", "moot").index(b.status))
+
+
+def says(b: CountedBallot) -> str:
+    """Who says what about which runner."""
     return f"{b.plugin} {_VERB[b.kind]} {b.runner}"
 
 
