@@ -7,6 +7,7 @@ that nobody downloads torch; runnerctl itself is that of this checkout.
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -223,3 +224,22 @@ def test_the_reference_runner_decodes_by_itself():
         assert "generate" not in names
         assert "past_key_values" not in path.read_text()
         assert "Cache(" not in path.read_text()
+
+
+@pytest.mark.parametrize("installed", ["journal_command"], indirect=True)
+@pytest.mark.slow
+def test_the_journal_command_sums_up_what_was_logged(installed, llama):
+    log = installed.folder / "log.jsonl"
+    installed.explain(llama, "--log-json", log)
+    code = "LLM(sys.argv[1], log_json=sys.argv[2]).generate([5, 6, 7])"
+    imports = "import sys; from runnerctl import LLM; "
+    installed.call(installed.python, "-c", imports + code, llama, log)
+    summed = installed.runnerctl("journal", log).stdout
+    assert re.search(r"^decisions +2 v1$", summed, re.MULTILINE)
+    assert re.search(r"^requests +1: 1 (stop|length)$", summed, re.MULTILINE)
+    assert re.search(r"^prompt tokens +3$", summed, re.MULTILINE)
+
+    assert "Sum up a FILE" in installed.runnerctl("--help").stdout
+    assert "cannot read" in installed.runnerctl("journal", "nowhere", status=2).stderr
+    installed.runnerctl("-p", "no:journal", "journal", log, status=2)
+    installed.run_its_tests("journal_command")
