@@ -163,7 +163,10 @@ def test_rm_asks_unless_told_not_to(named):
     assert "not in the cache" in run("rm", NAME, "--yes", code=2).stderr
 
 
-@pytest.mark.parametrize(("answer", "stays"), [("n\n", True), ("\n", True), ("y\n", False)])
+@pytest.mark.parametrize(
+    ("answer", "stays"),
+    [("n\n", True), ("\n", True), ("", True), ("ye\n", True), ("y\n", False), ("YES\n", False)],
+)
 def test_the_answer_on_a_terminal_counts(named, answer, stays, monkeypatch):
     monkeypatch.setattr("runnerctl.cli.models._can_ask", lambda: True)
     run("rm", NAME, stdin=answer)

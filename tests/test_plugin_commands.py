@@ -288,6 +288,8 @@ def complete(*words, **environ):
         (["plugins", "options", "moe"], ["moe_allowlist"]),
         (["explain", "smol"], ["smollm2-135m"]),
         (["models", "pull", "smol"], ["smollm2-135m"]),
+        (["generate", "--model", "smol"], ["smollm2-135m"]),
+        (["chat", "--model", "smol"], ["smollm2-135m"]),
     ],
 )
 def test_the_shell_is_offered_values(words, expected):

@@ -116,7 +116,8 @@ def _file_and_options() -> list[inspect.Parameter]:
         None,
         "--plugin-option",
         metavar="NAME.KEY=VALUE",
-        help="Option of a plugin, the value in YAML: 3, true, text, [a, b]. Repeatable.",
+        help="Option of a plugin (`plugins options` lists them), the value in YAML: 3, true, text, "
+        "[a, b]. Repeatable.",
         rich_help_panel="Settings from elsewhere",
         show_default=False,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from runnerctl.cli.completion import models
 from runnerctl.cli.flags import MODEL_HELP
 from runnerctl.cli.guard import USERS_FAULT
 from runnerctl.errors import PromptError
@@ -21,7 +22,12 @@ DEFAULT_MODEL = "smollm2-135m"
 
 ModelFlag = Annotated[
     str | None,
-    typer.Option("--model", help=f"{MODEL_HELP} Default: {DEFAULT_MODEL}.", metavar="MODEL"),
+    typer.Option(
+        "--model",
+        help=f"{MODEL_HELP} Default: {DEFAULT_MODEL}.",
+        metavar="MODEL",
+        autocompletion=models,
+    ),
 ]
 SystemFlag = Annotated[
     str | None, typer.Option("--system", help="System message of the chat.", metavar="TEXT")

@@ -96,7 +96,7 @@ def rm(
                 setting="--yes",
             )
         question = f"Remove {model.name} ({_size(model.size_bytes)}) from {model.path}?"
-        if not typer.confirm(question, err=True):
+        if not _is_yes(question):
             print("Nothing was removed.", file=sys.stderr)
             return
     inventory.remove(model)
@@ -105,6 +105,12 @@ def rm(
 
 def _can_ask() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _is_yes(question: str) -> bool:
+    """Ask on stderr. Only yes is yes, and Ctrl-C is what it is to every other command."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
 def _record(model: CachedModel, checked: Any) -> dict[str, Any]:
@@ -161,7 +167,10 @@ def _digest(model: CachedModel, checked: Any) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
 
 
 def _when(seconds: float) -> str:
