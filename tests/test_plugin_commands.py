@@ -92,6 +92,7 @@ def test_a_plugin_adds_a_command_and_a_group(install):
     assert run("doctor", "--count", "2").stdout == "checkedchecked\n"
     assert run("acme", "status", "--device", "npu").stdout == "npu is fine\n"
     assert "--device" in run("acme", "status", "--help").stdout
+    assert "│" not in run("acme", "--help").stdout  # plain, as ours
 
 
 def test_a_misspelt_command_of_a_plugin_gets_a_suggestion(install):

@@ -75,7 +75,9 @@ class RootGroup(TyperGroup):
         host, _ = discover_host(source="command line", plugins=plugin_words(self._words) or None)
         commands, problems = plugin_commands(host, self.commands)
         self.commands.update(commands)
-        if problems and not _is_completing():
+        if _is_completing():
+            return False
+        if problems:
             from runnerctl.cli.render import problem_list, show
 
             show(problem_list(problems), stderr=True)
@@ -162,7 +164,8 @@ def _ask(implementation: Implementation) -> Mapping[str, Any]:
 
 
 def _guard(app: typer.Typer) -> None:
-    """Give every command the exit codes of ours, and `--traceback`."""
+    """Give every command the exit codes of ours, and `--traceback`; help texts look like ours."""
+    app.rich_markup_mode = None
     for command in app.registered_commands:
         if command.callback is not None:
             command.callback = guarded(command.callback)
