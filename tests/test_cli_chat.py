@@ -1,6 +1,7 @@
 """`runnerctl chat` over a stand-in for the engine: history, commands, Ctrl-C, a full context."""
 
 import os
+import re
 import signal
 import sys
 import types
@@ -343,3 +344,13 @@ def test_a_wrong_line_in_a_pipe_exits_with_2(command):
 def test_flags_for_several_answers_and_for_numbers_are_not_there(command):
     for flag in ("-n", "--logprobs", "--prompt-logprobs"):
         assert flag in command(flag, "2", stdin="", code=2).stderr
+
+
+def test_a_real_conversation_in_a_pipe_takes_its_history_from_the_cache(smollm2):
+    arguments = ["--stats", "--max-tokens", "20", "--max-model-len", "512"]
+    result = CliRunner().invoke(app, ["chat", *arguments], input="Hello, who are you?\nAnd you?\n")
+    assert result.exit_code == 0, result.output
+    cached = re.findall(r"(\d+) of\s+them\s+cached", result.stderr)
+    assert cached[0] == "0"
+    assert int(cached[1]) >= 32
+    assert len(result.stdout.splitlines()) >= 2
