@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from runnerctl import LLM, SamplingParams
-from runnerctl.cli import batch, batch_engine
+from runnerctl.cli import batch
 from runnerctl.cli.app import app
-from runnerctl.cli.batch_engine import answer_all
 from runnerctl.cli.batch_input import read_prompts
 from runnerctl.cli.batch_output import finished
 from runnerctl.errors import PromptError, UserError
@@ -254,14 +253,14 @@ def test_a_second_run_computes_only_what_is_missing(run, tmp_path, monkeypatch):
     lines = out.read_bytes().splitlines(keepends=True)
     out.write_bytes(lines[0] + lines[1] + lines[2][:40])
     asked = []
-    real = batch.answer_all
+    real = LLM.generate_each
 
-    def counting(llm, prompts, window):
+    def counting(llm, prompts, *, window):
         prompts = list(prompts)
         asked.extend(line.index for line, _, _ in prompts)
-        return real(llm, prompts, window)
+        return real(llm, prompts, window=window)
 
-    monkeypatch.setattr(batch, "answer_all", counting)
+    monkeypatch.setattr(LLM, "generate_each", counting)
     result = run("--prompts-file", source, "--output", "out")
     kept = [json.loads(line)["index"] for line in lines[:2]]
     assert sorted(asked + kept) == [0, 1, 2, 3, 4]
@@ -315,22 +314,22 @@ def test_wrong_lines_stop_everything_before_a_model_is_loaded(run, tmp_path, mon
 @pytest.mark.parametrize("with_file", [True, False])
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(run, tmp_path, monkeypatch, with_file):
     source = str(write(tmp_path / "in", *PROMPTS))
-    real = batch.answer_all
+    real = LLM.generate_each
 
-    def interrupted(llm, prompts, window):
-        for count, one in enumerate(real(llm, prompts, window)):
+    def interrupted(llm, prompts, *, window):
+        for count, one in enumerate(real(llm, prompts, window=window)):
             if count == 2:
                 raise KeyboardInterrupt
             yield one
 
-    monkeypatch.setattr(batch, "answer_all", interrupted)
+    monkeypatch.setattr(LLM, "generate_each", interrupted)
     output = ["--output", "out"] if with_file else []
     result = run("--prompts-file", source, *output, code=130)
     assert "2 of 5 prompts answered" in result.stderr
     assert ("--output" in result.stderr) is not with_file
     if with_file:
         assert len(read(tmp_path / "out")) == 2
-        monkeypatch.setattr(batch, "answer_all", real)
+        monkeypatch.setattr(LLM, "generate_each", real)
         run("--prompts-file", source, *output)
         assert sorted(one["index"] for one in read(tmp_path / "out")) == [0, 1, 2, 3, 4]
 
@@ -366,7 +365,7 @@ def test_the_engine_holds_a_window_of_prompts_and_is_refilled_as_they_finish(fol
                 yield i, {"prompt_token_ids": [5, i]}, params
 
         order = []
-        for i, output in answer_all(llm, prompts(), window=3):
+        for i, output in llm.generate_each(prompts(), window=3):
             order.append(i)
             held.append(len(taken) - len(order))
             assert list(output.outputs[0].token_ids)
@@ -380,12 +379,12 @@ def test_the_engine_holds_a_window_of_prompts_and_is_refilled_as_they_finish(fol
 def test_leaving_early_leaves_nothing_in_the_engine(folder):
     with LLM(folder, dtype="float32", max_model_len=64) as llm:
         params = SamplingParams(temperature=0, max_tokens=9, n=2)
-        answers = answer_all(llm, [(i, [5, i], params) for i in range(4)], window=4)
+        answers = llm.generate_each([(i, [5, i], params) for i in range(4)], window=4)
         next(answers)
         answers.close()
         assert llm._live == {}
         assert not llm._engine.has_unfinished_requests
-        batch_engine.check(llm, [5], params)
+        llm.check([5], params)
         assert llm.stats().num_requests == 8
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from runnerctl.cli import batch_output
-from runnerctl.cli.batch_engine import answer_all, check
 from runnerctl.cli.batch_input import PromptLine, bad_lines, on_one_line, read_prompts
 from runnerctl.cli.generate_load import load, note, resolve_model
 from runnerctl.cli.generate_records import answers
@@ -110,7 +109,7 @@ def _check_prompts(llm: LLM, batch: Batch, lines: Sequence[PromptLine]) -> None:
     problems = []
     for line in lines:
         try:
-            check(llm, _as_prompt(llm, batch, line), line.params)
+            llm.check(_as_prompt(llm, batch, line), line.params)
         except UserError as exc:
             problems.append((line.line, on_one_line(exc)))
     if problems:
@@ -147,7 +146,7 @@ def _answer(
     started = time.perf_counter()
     try:
         with _writer(path, length) as write, _progress(path, tally) as advance:
-            for line, output in answer_all(llm, prompts, window):
+            for line, output in llm.generate_each(prompts, window=window):
                 named = {"index": line.index} | ({} if line.id is None else {"id": line.id})
                 write({**named, "digest": digests[line.key], **answers(output)})
                 tally.answered += 1

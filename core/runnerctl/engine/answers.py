@@ -40,6 +40,11 @@ class PromptAnswers:
         for entry in self.entries:
             yield from entry.take_deltas()
 
+    def drop_deltas(self) -> None:
+        """Let go of what nobody reads; it would pile up."""
+        for _ in self.take_deltas():
+            pass
+
     def output(self) -> RequestOutput:
         """Everything so far."""
         first = self.entries[0].request

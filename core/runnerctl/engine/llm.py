@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runnerctl.engine.admission import for_answer, for_this_model, per_prompt
 from runnerctl.engine.answers import PromptAnswers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from runnerctl.config import EngineConfig
     from runnerctl.decision import Decision
 
+T = TypeVar("T")
 
 # What `stream` takes from its generator to start it; no caller sees it.
 _STARTED = StreamDelta("", 0, "", ())
@@ -124,7 +125,7 @@ class LLM:
         self,
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamDelta]:
+    ) -> Generator[StreamDelta, None, None]:
         """As `generate`, but each step's new text as it comes.
 
         Closing the iterator early, or dropping it, aborts what is not finished. Several
@@ -135,6 +136,53 @@ class LLM:
         # Python runs no `finally` of a generator that never started.
         next(deltas)
         return deltas
+
+    def generate_each(
+        self, prompts: Iterable[tuple[T, PromptLike, SamplingParams]], *, window: int
+    ) -> Iterator[tuple[T, RequestOutput]]:
+        """Outputs in the order in which they are finished, of prompts beyond number.
+
+        A prompt is read as soon as another is done, so that the batch stays full to the
+        end while never more than `window` prompts are held. Closing the iterator early
+        aborts what is not finished.
+
+        Args:
+            prompts: each with something to know it by, and its parameters.
+            window: prompts in the engine at the same time.
+
+        Raises:
+            UserError: as `generate`, when the prompt at fault is read. `check` tells before.
+        """
+        unread = iter(prompts)
+        running: list[tuple[T, PromptAnswers]] = []
+        try:
+            while True:
+                while len(running) < window and (one := next(unread, None)):
+                    tag, prompt, params = one
+                    running.append((tag, self._admit([prompt], params)[0]))
+                if not running:
+                    return
+                self._step()
+                done = [one for one in running if one[1].finished]
+                running = [one for one in running if not one[1].finished]
+                for _, answers in running:
+                    answers.drop_deltas()
+                self._release([answers for _, answers in done])
+                yield from [(tag, answers.output()) for tag, answers in done]
+        finally:
+            self._release([answers for _, answers in running])
+
+    def check(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> None:
+        """See whether `generate` would take these; nothing is computed.
+
+        Raises:
+            UserError: as `generate`.
+        """
+        self._checked(prompts, sampling_params)
 
     def abort(self, request_id: str) -> None:
         """End one running answer, as a delta of `stream` names it; its stream goes on.
@@ -203,6 +251,19 @@ class LLM:
     ) -> list[PromptAnswers]:
         """Check everything, then queue everything."""
         engine = self._running_engine()
+        checked = self._checked(prompts, sampling_params)
+        answers = [self._new_answers(*one) for one in enumerate(checked)]
+        for one in answers:
+            self._live |= {entry.request.request_id: entry for entry in one.entries}
+            engine.add_request(one.entries[0].request)
+        return answers
+
+    def _checked(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[tuple[Prompt, SamplingParams]]:
+        engine = self._running_engine()
         checked = as_prompts(
             prompts,
             self._tokenizer,
@@ -214,11 +275,7 @@ class LLM:
             for_this_model(one, self._tokenizer, engine.model.vocab_size)
             for one in per_prompt(sampling_params, len(checked))
         ]
-        answers = [self._new_answers(*one) for one in enumerate(zip(checked, params, strict=True))]
-        for one in answers:
-            self._live |= {entry.request.request_id: entry for entry in one.entries}
-            engine.add_request(one.entries[0].request)
-        return answers
+        return list(zip(checked, params, strict=True))
 
     def _new_answers(
         self, index: int, prompt_and_params: tuple[Prompt, SamplingParams]
@@ -236,7 +293,7 @@ class LLM:
         entries[0].followers = entries[1:]
         return PromptAnswers(request_id, prompt, entries, self._tokenizer)
 
-    def _stream(self, answers: list[PromptAnswers]) -> Iterator[StreamDelta]:
+    def _stream(self, answers: list[PromptAnswers]) -> Generator[StreamDelta, None, None]:
         try:
             yield _STARTED
             ended = False
