@@ -27,6 +27,7 @@ def test_an_architecture_that_goes_around_the_interface_is_refused_by_name(famil
     with pytest.raises(ModelError) as caught:
         LLM(folder)
     assert "ForCausalLM" in str(caught.value) or family in str(caught.value)
+    assert "cannot be served yet" in caught.value.remedy
 
 
 def test_a_single_layer_that_computes_its_own_attention_is_found(tmp_path):

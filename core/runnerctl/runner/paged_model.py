@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from runnerctl.errors import ModelError
 from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
-from runnerctl.runner.attention.interface import PagedAttention
+from runnerctl.runner.attention.interface import PagedAttention, cannot_be_paged
 from runnerctl.runner.protocol import AttentionLayerSpec
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -131,7 +130,7 @@ class PagedModel:
         """Whether the head can be run on some tokens only."""
         parameters = inspect.signature(self._model.forward).parameters
         if "position_ids" not in parameters:
-            raise ModelError(
+            raise cannot_be_paged(
                 f"{self._architecture} takes no position_ids, so its positions cannot be told "
                 "apart in a packed batch",
             )
@@ -151,16 +150,15 @@ def _check_layers(
     """Compare what the dry run saw with what the config promises."""
     expected = int(config.num_hidden_layers)
     if len(layers) != expected:
-        raise ModelError(
+        raise cannot_be_paged(
             f"{architecture} ran {len(layers)} of its {expected} layers through the attention "
             "interface; the others bypass the paged KV cache, so its answers would be wrong",
-            remedy="this architecture cannot be served yet",
         )
     layer_types = getattr(config, "layer_types", None)
     if layer_types:
         unknown = sorted(set(layer_types) - _LAYER_TYPES)
         if unknown:
-            raise ModelError(
+            raise cannot_be_paged(
                 f"{architecture} has layers of type {', '.join(unknown)}; only full and sliding "
                 "attention can be served yet"
             )
@@ -173,8 +171,7 @@ def _check_layers(
     pairs = zip(layers, windowed, strict=True)
     silent = [x.layer_idx for x, has_window in pairs if has_window and not x.sliding_window]
     if silent:
-        raise ModelError(
+        raise cannot_be_paged(
             f"{architecture} has a sliding window in layers {silent} but does not pass it to its "
             "attention, so its answers would be wrong beyond the window",
-            remedy="this architecture cannot be served yet",
         )

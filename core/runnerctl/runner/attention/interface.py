@@ -41,6 +41,11 @@ _HARMLESS = frozenset(
 _HONOURED = frozenset({"scaling", "sliding_window", "softcap", "is_causal"})
 
 
+def cannot_be_paged(why: str) -> ModelError:
+    """The refusal of an architecture whose answers would be wrong, with what to do instead."""
+    return ModelError(why, remedy="this architecture cannot be served yet; take another model")
+
+
 class PagedAttention:
     """The attention of one model: caches per layer, metadata per step.
 
@@ -145,7 +150,7 @@ class PagedAttention:
         """Write down one layer; the shapes are those of `attend`, the result is zeros."""
         name = type(module).__name__
         if module in self._layers:
-            raise ModelError(
+            raise cannot_be_paged(
                 f"{name} runs attention twice in one forward, which a paged cache cannot follow"
             )
         unknown = sorted(
@@ -154,13 +159,13 @@ class PagedAttention:
             if key not in _HARMLESS | _HONOURED and value is not None and value is not False
         )
         if unknown:
-            raise ModelError(
+            raise cannot_be_paged(
                 f"{name} passes {', '.join(unknown)} to its attention, which no attention "
                 "backend here honours yet"
             )
         is_causal = arguments.get("is_causal")
         if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
-            raise ModelError(f"{name} is not causal: only decoder attention can be paged")
+            raise cannot_be_paged(f"{name} is not causal: only decoder attention can be paged")
         scale = arguments.get("scaling")
         self._layers[module] = AttentionLayer(
             layer_idx=int(getattr(module, "layer_idx", None) or 0),
