@@ -89,4 +89,4 @@ def test_the_table_has_room_for_a_request_of_full_length():
     batch = InputBatch(2, 9, 4)
     assert batch.token_ids.shape == (2, 9)
     assert batch.block_table.shape == (2, 3)
-    assert batch.block_table.dtype == np.int64
+    assert batch.block_table.dtype == np.int32

@@ -241,9 +241,9 @@ def _make_step(
         )
         parts.append((query, keys[-new:], values[-new:], slots[-new:], truth))
     query, key, value, slot_mapping, expected = (torch.cat(c) for c in zip(*parts, strict=True))
-    batch = AttentionBatch(
-        query_start_loc_np=np.cumsum([0, *(new for _, new in mix)]).astype(np.int32),
-        seq_lens_np=np.array([total for total, _ in mix], np.int32),
+    batch = AttentionBatch.from_host(
+        query_start_loc=np.cumsum([0, *(new for _, new in mix)]).astype(np.int32),
+        seq_lens=np.array([total for total, _ in mix], np.int32),
         block_table=table.to(device),
         slot_mapping=slot_mapping.to(device),
     )
@@ -270,7 +270,7 @@ def _pages(
         torch.full((*shape, layer.head_size), float("nan"), dtype=dtype),
         torch.full((*shape, layer.head_size_v), float("nan"), dtype=dtype),
     )
-    table = torch.full((len(lengths), max(per_request)), order.pop(), dtype=torch.int64)
+    table = torch.full((len(lengths), max(per_request)), order.pop(), dtype=torch.int32)
     for i, count in enumerate(per_request):
         table[i, :count] = torch.tensor([order.pop() for _ in range(count)])
     return cache, table

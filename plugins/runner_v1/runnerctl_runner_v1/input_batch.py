@@ -46,7 +46,7 @@ class InputBatch:
         request_ids: of the rows in use.
         token_ids: [max_num_seqs, max_model_len], int32.
         num_tokens, num_computed_tokens: [max_num_seqs], int32.
-        block_table: [max_num_seqs, max blocks per request], int64.
+        block_table: [max_num_seqs, max blocks per request], int32.
         temperature, top_k, top_p, min_p, seed: [max_num_seqs].
     """
 
@@ -56,7 +56,7 @@ class InputBatch:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int32)
-        self.block_table = np.zeros((max_num_seqs, max_blocks), np.int64)
+        self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int64)
         self.top_p = np.ones(max_num_seqs, np.float32)

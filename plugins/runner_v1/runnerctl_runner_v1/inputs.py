@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,8 @@ def prepare_inputs(
     row_of_token = np.repeat(np.arange(n), scheduled)
     offsets = np.arange(query_start_loc[-1]) - query_start_loc[row_of_token]
     positions = computed[row_of_token] + offsets
-    blocks = batch.block_table[row_of_token, positions // block_size]
+    # int64 before the product: a large cache has more slots than an int32 can count
+    blocks = batch.block_table[row_of_token, positions // block_size].astype(np.int64)
     slot_mapping = blocks * block_size + positions % block_size
     # Only a request whose known tokens are all computed after this step gets a new one.
     sampled_rows = np.flatnonzero(computed + scheduled == batch.num_tokens[:n])
@@ -77,15 +79,15 @@ def prepare_inputs(
     last_tokens = query_start_loc[1:][sampled_rows].astype(np.int64) - 1
     logits_rows = np.concatenate([*(span.rows for span in spans), last_tokens])
 
-    def on_device(array: npt.NDArray[np.int64]) -> torch.Tensor:
+    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
     return StepInputs(
         input_ids=on_device(batch.token_ids[row_of_token, positions].astype(np.int64)),
         positions=on_device(positions),
-        attention=AttentionBatch(
-            query_start_loc_np=query_start_loc,
-            seq_lens_np=computed + scheduled,
+        attention=AttentionBatch.from_host(
+            query_start_loc=query_start_loc,
+            seq_lens=computed + scheduled,
             block_table=on_device(batch.block_table[:n]),
             slot_mapping=on_device(slot_mapping),
         ),

@@ -22,19 +22,51 @@ class AttentionBatch:
     Request `i` has the query tokens `query_start_loc[i] : query_start_loc[i + 1]`,
     which are the last ones of its `seq_lens[i]` tokens.
 
+    The tensors are on the device the model computes on. The host copies are there for
+    backends that loop over requests in Python; reading them ties a backend to the step
+    it was prepared for, so one that is `capturable` must not.
+
     Attributes:
-        query_start_loc_np: [num_reqs + 1], int32, on the host.
-        seq_lens_np: [num_reqs], int32, on the host; computed tokens plus this step's.
-        block_table: [num_reqs, max_blocks], int64; the blocks of each request in order
-            of position, valid up to its length.
+        query_start_loc: [num_reqs + 1], int32.
+        seq_lens: [num_reqs], int32; computed tokens plus this step's.
+        block_table: [num_reqs, max_blocks], int32; the blocks of each request in order
+            of position, valid up to its length. The last dimension is contiguous.
         slot_mapping: [num_tokens], int64; where each query token's K and V are written:
             block id x block size + offset.
+        max_query_len, max_seq_len: no request of this step has more query tokens, or more
+            tokens in all. Bounds, which a captured step sets to what it was captured for.
+        query_start_loc_np, seq_lens_np: int32, on the host; the same numbers as the tensors.
     """
 
-    query_start_loc_np: npt.NDArray[np.int32]
-    seq_lens_np: npt.NDArray[np.int32]
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc_np: npt.NDArray[np.int32]
+    seq_lens_np: npt.NDArray[np.int32]
+
+    @classmethod
+    def from_host(
+        cls,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> AttentionBatch:
+        """A batch whose lengths were made on the host; the two tensors are on the device."""
+        device = slot_mapping.device
+        return cls(
+            query_start_loc=torch.from_numpy(query_start_loc).to(device),
+            seq_lens=torch.from_numpy(seq_lens).to(device),
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            max_query_len=int((query_start_loc[1:] - query_start_loc[:-1]).max()),
+            max_seq_len=int(seq_lens.max()),
+            query_start_loc_np=query_start_loc,
+            seq_lens_np=seq_lens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +111,16 @@ class LayerKVCache:
 
 
 class AttentionBackend(ABC, Generic[MetadataT]):
-    """A way to compute attention over the paged cache."""
+    """A way to compute attention over the paged cache.
+
+    Attributes:
+        name: as users spell it.
+        capturable: `prepare` and `forward` read no host array of the batch and never wait
+            for the device, so that a CUDA graph may capture them.
+    """
 
     name: ClassVar[str]
+    capturable: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
