@@ -90,6 +90,7 @@ def test_the_json_has_the_documented_keys(decision) -> None:
         "needs",
         "capabilities",
         "plugins",
+        "attention",
     }
     for ballot in plain["ballots"]:
         assert ballot.keys() >= {

@@ -179,7 +179,7 @@ def test_env_without_torch(monkeypatch):
 
 @pytest.mark.parametrize("raised", [SystemExit(3), RecursionError(), ValueError("x\ny")])
 def test_no_probe_ends_the_command(monkeypatch, raised):
-    def probe():
+    def probe(*arguments):
         raise raised
 
     for name in ("memory", "gpus", "dtype", "attention", "usable_cores", "instructions"):

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from runnerctl.plugins import PluginHost
     from runnerctl.problems import Problem
     from runnerctl.resolve import decide
+    from runnerctl.runner.attention.spec import AttentionBackendSpec
     from runnerctl.runner.spec import RunnerSpec
 
 # Where each public name lives. Importing it only when it is asked for keeps
 # `import runnerctl` at a few milliseconds, and torch out of everything but LLM.
 _HOME = {
+    "AttentionBackendSpec": "runnerctl.runner.attention.spec",
     "BUILTIN": "runnerctl.ballots",
     "Ballot": "runnerctl.ballots",
     "CompletionOutput": "runnerctl.engine.outputs",
@@ -52,6 +54,7 @@ _HOME = {
 __all__ = [
     "BUILTIN",
     "LLM",
+    "AttentionBackendSpec",
     "Ballot",
     "CompletionOutput",
     "ConfigError",

@@ -10,6 +10,7 @@ from runnerctl.decision import Decision, ExplicitChoice
 from runnerctl.needs import capability_forbids, needs_of
 from runnerctl.plugins import PluginHost
 from runnerctl.problems import Problem
+from runnerctl.runner.attention.outlook import attention_outlook
 from runnerctl.selection import count
 
 
@@ -37,6 +38,7 @@ def decide_config(
         needs=needs,
         capabilities={name: tuple(sorted(s.capabilities)) for name, s in host.runners.items()},
         plugins=host.records,
+        attention=attention_outlook(config, host.attention_backends),
     )
     if config.facts is None:
         if not any(problem.severity == "error" for problem in found):

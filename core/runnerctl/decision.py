@@ -97,6 +97,23 @@ class PluginRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionOutlook:
+    """One attention backend, as far as it is known before a model is loaded.
+
+    Attributes:
+        name: of the backend.
+        plugin: whose it is; "" for those that come with core.
+        passed_over: why it will not be tried; "" if it will, in its turn.
+        note: what else there is to know.
+    """
+
+    name: str
+    plugin: str = ""
+    passed_over: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome of a selection with everything that led to it.
 
@@ -109,6 +126,7 @@ class Decision:
         needs: the capabilities this configuration needs.
         capabilities: what each registered runner offers, by runner name.
         plugins: every plugin that was found, in name order.
+        attention: the attention backends, in the order in which a worker tries them.
     """
 
     runner: str | None
@@ -119,6 +137,7 @@ class Decision:
     needs: tuple[Need, ...] = ()
     capabilities: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     plugins: tuple[PluginRecord, ...] = ()
+    attention: tuple[AttentionOutlook, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:

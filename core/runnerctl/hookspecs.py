@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from runnerctl.config import EngineConfig
     from runnerctl.decision import Decision
     from runnerctl.problems import Problem
+    from runnerctl.runner.attention.spec import AttentionBackendSpec
     from runnerctl.runner.spec import RunnerSpec
 
 PROJECT = "runnerctl"
@@ -56,6 +57,26 @@ def register_runners() -> Iterable[RunnerSpec]:  # type: ignore[empty-body]
         @hookimpl
         def register_runners():
             return [RunnerSpec(name="mine", factory="my_package.runner:MyRunner")]
+    """
+
+
+@hookspec
+def register_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ignore[empty-body]
+    """Name the attention backends this plugin provides.
+
+    Called once per host, right after all plugins are loaded, in the process that
+    decides and again in each worker; must give the same answer in each.
+
+    Returns:
+        `AttentionBackendSpec`s; an empty list if there are none here. A name that another
+        plugin or the host itself provides too is an error that names both. `auto` tries
+        the backends of all plugins and the host's own by priority, those of the same
+        priority by name.
+
+    Example:
+        @hookimpl
+        def register_attention_backends():
+            return [AttentionBackendSpec("mine", "my_package.attention:MyBackend")]
     """
 
 

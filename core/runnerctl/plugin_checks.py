@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from runnerctl import __version__
 from runnerctl.hookspecs import PROJECT
+from runnerctl.runner.attention.spec import AttentionBackendSpec
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.suggest import did_you_mean
 
@@ -151,6 +152,25 @@ def runner_specs(implementations: Iterable[Implementation]) -> tuple[RunnerSpec,
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise PluginFaultError(f"register_runners names a runner twice: {', '.join(names)}")
+    return tuple(specs)
+
+
+def backend_specs(
+    implementations: Iterable[Implementation],
+) -> tuple[AttentionBackendSpec, ...]:
+    """Ask a plugin for its attention backends.
+
+    Raises:
+        PluginFaultError: it raised, returned something else, or gave one name twice.
+    """
+    hook = "register_attention_backends"
+    specs: list[AttentionBackendSpec] = []
+    for implementation in implementations:
+        with _blaming(hook):
+            collect(implementation({}), (AttentionBackendSpec,), specs, none_is_empty=False)
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise PluginFaultError(f"{hook} names a backend twice: {', '.join(names)}")
     return tuple(specs)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from runnerctl.decision import Decision, PluginRecord
 from runnerctl.plugin_checks import (
     GUARDED,
     Implementation,
+    backend_specs,
     check_host_version,
     collect,
     explain,
@@ -27,9 +28,11 @@ from runnerctl.plugin_checks import (
     options_model,
     runner_specs,
 )
-from runnerctl.plugin_discovery import Wishes, clashes, fold, installed, is_builtin
+from runnerctl.plugin_discovery import Wishes, clashes, fold, installed
 from runnerctl.plugin_faults import called, hook_fault, load_fault
+from runnerctl.plugin_roll import LoadedPlugin, Roll, settle
 from runnerctl.problems import Problem
+from runnerctl.runner.attention.registry import Backends
 from runnerctl.runner.spec import RunnerSpec
 
 if TYPE_CHECKING:
@@ -41,28 +44,6 @@ logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 _BALLOTS = (Vote, Discourage, Require, Forbid)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """One plugin as it was found: its record, and what it gave if it is active."""
-
-    record: PluginRecord
-    implementations: Mapping[str, Sequence[Implementation]] = field(default_factory=dict)
-    specs: tuple[RunnerSpec, ...] = ()
-    options: type[BaseModel] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Roll:
-    """The plugins taken together, after clashes between them are settled."""
-
-    records: tuple[PluginRecord, ...]
-    problems: tuple[Problem, ...]
-    runners: Mapping[str, RunnerSpec]
-    providers: Mapping[str, PluginRecord]
-    options: Mapping[str, type[BaseModel]]
-    implementations: Mapping[str, Sequence[tuple[PluginRecord, Implementation]]]
 
 
 class PluginHost:
@@ -79,10 +60,10 @@ class PluginHost:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self._manager = new_manager()
-        self._loaded: list[_Loaded] = []
+        self._loaded: list[LoadedPlugin] = []
         self._problems: list[Problem] = []
         self._wishes = Wishes()
-        self._roll: _Roll | None = None
+        self._roll: Roll | None = None
         self._timings: dict[str, dict[str, float]] = {}
 
     @classmethod
@@ -113,7 +94,7 @@ class PluginHost:
         for c in candidates:
             record = PluginRecord(c.name, c.distribution, c.version, "active")
             if reason := host._wishes.block_reason(c):
-                host._loaded.append(_Loaded(replace(record, status="blocked", error=reason)))
+                host._loaded.append(LoadedPlugin(replace(record, status="blocked", error=reason)))
             elif reason := clashing.get(c, ""):
                 host._fail(record, reason)
             else:
@@ -138,7 +119,7 @@ class PluginHost:
         if record.name in self._wishes.blocked:
             reason = self._wishes.blocking(record.name)
             self._roll = None
-            self._loaded.append(_Loaded(replace(record, status="blocked", error=reason)))
+            self._loaded.append(LoadedPlugin(replace(record, status="blocked", error=reason)))
         elif any(other.status != "blocked" for other in taken):
             self._fail(record, f"the name is taken by {called(taken[0])}")
         elif not record.name:
@@ -161,6 +142,11 @@ class PluginHost:
     def runners(self) -> Mapping[str, RunnerSpec]:
         """The runners that active plugins provide, by name."""
         return self._settled().runners
+
+    @property
+    def attention_backends(self) -> Backends:
+        """The attention backends there are, core's own included, in the order of preference."""
+        return self._settled().attention_backends
 
     @property
     def timings(self) -> dict[str, dict[str, float]]:
@@ -259,7 +245,7 @@ class PluginHost:
         return answers, problems
 
     def _load(self, record: PluginRecord, load: Callable[[], object]) -> None:
-        """Import, check and ask one plugin for its runners and options."""
+        """Import, check and ask one plugin for its runners, backends and options."""
         started = perf_counter()
         try:
             plugin = load()
@@ -274,13 +260,14 @@ class PluginHost:
             found = implementations(self._manager, plugin, record.name)
             record = replace(record, hooks=tuple(sorted(found)))
             specs = self._timed(record, "register_runners", runner_specs, found)
+            backends = self._timed(record, "register_attention_backends", backend_specs, found)
             options = self._timed(record, "register_options", options_model, found)
         except GUARDED as error:
             logger.debug("loading %s", called(record), exc_info=error)
             self._fail(record, explain(error))
             return
         self._roll = None
-        self._loaded.append(_Loaded(record, found, specs, options))
+        self._loaded.append(LoadedPlugin(record, found, specs, backends, options))
 
     def _timed(
         self,
@@ -302,68 +289,11 @@ class PluginHost:
 
     def _fail(self, record: PluginRecord, why: str) -> None:
         self._roll = None
-        self._loaded.append(_Loaded(replace(record, status="failed", error=why)))
+        self._loaded.append(LoadedPlugin(replace(record, status="failed", error=why)))
         must = self.strict or record.name in self._wishes.required
         self._problems.append(load_fault(record, why, "error" if must else "warning"))
 
-    def _settled(self) -> _Roll:
+    def _settled(self) -> Roll:
         if self._roll is None:
-            self._roll = _settle(self._loaded, self._problems)
+            self._roll = settle(self._loaded, self._problems)
         return self._roll
-
-
-def _settle(loaded: Sequence[_Loaded], found: Sequence[Problem]) -> _Roll:
-    """Settle clashes over runner names and the fallback; put everything in name order.
-
-    Built-in plugins come first, then name order decides who keeps a disputed runner,
-    so that the order of registration does not. A clash is an error either way.
-    """
-    records, problems, active = [], list(found), []
-    runners: dict[str, RunnerSpec] = {}
-    providers: dict[str, PluginRecord] = {}
-    for plugin in sorted(loaded, key=_settling_order):
-        record = plugin.record
-        if record.status == "active" and (clash := _clash(plugin.specs, runners, providers)):
-            record = replace(record, status="failed", error=clash)
-            problems.append(load_fault(record, clash, "error"))
-        records.append(record)
-        if record.status == "active":
-            active.append(plugin)
-            for spec in plugin.specs:
-                runners[spec.name], providers[spec.name] = spec, record
-    active.sort(key=lambda plugin: plugin.record.name)
-    asked: dict[str, list[tuple[PluginRecord, Implementation]]] = {}
-    for plugin in active:
-        for hook, functions in plugin.implementations.items():
-            asked.setdefault(hook, []).extend((plugin.record, f) for f in functions)
-    return _Roll(
-        records=tuple(sorted(records, key=lambda r: (r.name, r.distribution, r.version))),
-        problems=tuple(sorted(problems, key=lambda p: (p.plugin or "", p.message))),
-        runners={name: runners[name] for name in sorted(runners)},
-        providers=providers,
-        options={p.record.name: p.options for p in active if p.options is not None},
-        implementations=asked,
-    )
-
-
-def _settling_order(plugin: _Loaded) -> tuple[bool, str]:
-    return (not is_builtin(plugin.record.distribution), plugin.record.name)
-
-
-def _clash(
-    specs: Sequence[RunnerSpec],
-    runners: Mapping[str, RunnerSpec],
-    providers: Mapping[str, PluginRecord],
-) -> str:
-    """What in `specs` another plugin claims already; empty if nothing."""
-    for spec in specs:
-        if spec.name in runners:
-            return f"runner {spec.name!r} is provided by {called(providers[spec.name])} too"
-    fallbacks = [s.name for s in runners.values() if s.fallback]
-    claims = [s.name for s in specs if s.fallback]
-    if fallbacks and claims:
-        other = called(providers[fallbacks[0]])
-        return f"{claims[0]!r} claims to be the fallback, and so does {fallbacks[0]!r} of {other}"
-    if len(claims) > 1:
-        return f"only one runner can be the fallback, not {' and '.join(claims)}"
-    return ""

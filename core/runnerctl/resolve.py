@@ -18,6 +18,7 @@ from runnerctl.decision import Decision, PluginRecord
 from runnerctl.errors import UserError
 from runnerctl.plugins import PluginHost
 from runnerctl.problems import Problem
+from runnerctl.runner.attention.outlook import unavailable_backend
 from runnerctl.runner.attention.registry import check_backend_name
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def resolve(
         origins=given.origins,
     )
     malformed = _has_error(problems)
-    problems += _setting_problems(config)
+    problems += _setting_problems(config, host)
     if malformed:
         return Resolved(None, host, _undecided(host, problems, config.facts), found)
     return _decided(config, host, problems, found)
@@ -183,7 +184,7 @@ def _resolve_config(
         config = config.model_copy(update={"facts": found.facts() if found else None})
     if config.facts is None or _has_error(problems):
         return Resolved(None, host, _undecided(host, problems, config.facts))
-    problems += _setting_problems(config)
+    problems += _setting_problems(config, host)
     return _decided(config, host, problems)
 
 
@@ -272,7 +273,7 @@ def _named_as_written(problems: Iterable[Problem], given: Settings) -> list[Prob
     return [replace(p, setting=written.get(p.setting or "", p.setting)) for p in problems]
 
 
-def _setting_problems(config: EngineConfig) -> list[Problem]:
+def _setting_problems(config: EngineConfig, host: PluginHost) -> list[Problem]:
     """What is wrong with the settings whatever the runner: a length, a backend's name."""
     problems = []
     length = config.model.max_model_len
@@ -288,10 +289,13 @@ def _setting_problems(config: EngineConfig) -> list[Problem]:
                 setting=where,
             )
         )
+    backends, where = host.attention_backends, config.where("attention_backend")
     try:
-        check_backend_name(config.runner.attention_backend, config.where("attention_backend"))
+        check_backend_name(config.runner.attention_backend, backends, where)
     except UserError as error:
         problems.append(Problem("error", error.message, error.remedy, error.setting))
+    if problem := unavailable_backend(config, backends):
+        problems.append(problem)
     return problems
 
 

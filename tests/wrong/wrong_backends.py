@@ -116,5 +116,5 @@ class RoundsToHalf(SdpaBackend):
 
 class DeclinesWithoutAReason(SdpaBackend):
     @classmethod
-    def why_not(cls, layer, device, dtype):
+    def why_not(cls, layer, device, dtype, block_size):
         return "" if layer.softcap else None

@@ -55,9 +55,10 @@ def plugin_names(incomplete: str) -> list[str]:
 
 
 def _backends(incomplete: str) -> list[str]:
-    from runnerctl.runner.attention.registry import BACKENDS
+    from runnerctl.resolve import discover_host
 
-    return _starting(incomplete, ["auto", *BACKENDS])
+    host, _ = discover_host()
+    return _starting(incomplete, ["auto", *host.attention_backends])
 
 
 def _hub_models() -> list[str]:

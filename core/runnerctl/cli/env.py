@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from runnerctl import __version__
 from runnerctl.cli.flags import Format
+
+if TYPE_CHECKING:
+    from runnerctl.plugins import PluginHost
 
 
 def show_environment(
@@ -38,13 +41,19 @@ def environment(settings: dict[str, Any], config_file: Path | None) -> dict[str,
     from runnerctl.models.cache import cache_dir
     from runnerctl.resolve import discover_host
 
+    @cache
+    def host() -> PluginHost:
+        return discover_host(source="command line", config_file=config_file, **settings)[0]
+
     def plugins() -> list[dict[str, Any]]:
-        host, _ = discover_host(source="command line", config_file=config_file, **settings)
         return [
             {"name": r.name, "version": f"{r.distribution} {r.version}".strip(), "status": r.status}
             | ({"error": r.error} if r.error else {})
-            for r in host.records
+            for r in host().records
         ]
+
+    def attention() -> dict[str, Any]:
+        return probes.attention(host().attention_backends)
 
     has_torch = probes.package("torch") is not None
     needs_torch = {"error": "torch is not installed"}
@@ -58,7 +67,7 @@ def environment(settings: dict[str, Any], config_file: Path | None) -> dict[str,
         "memory": probes.ask(probes.memory),
         "gpus": probes.ask(probes.gpus),
         "dtype": probes.ask(probes.dtype) if has_torch else needs_torch,
-        "attention": probes.ask(probes.attention) if has_torch else needs_torch,
+        "attention": probes.ask(attention) if has_torch else needs_torch,
         "cache_dir": probes.ask(lambda: str(cache_dir())),
     }
 

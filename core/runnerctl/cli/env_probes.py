@@ -12,7 +12,11 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runnerctl.runner.attention.registry import Backends
+    from runnerctl.runner.attention.spec import RegisteredBackend
 
 # distribution -> the module that shows whether it works; None: its version is enough
 PACKAGES: dict[str, str | None] = {
@@ -178,14 +182,13 @@ def dtype() -> dict[str, str]:
     return {"auto": str(chosen).removeprefix("torch."), "reason": reason}
 
 
-def attention() -> dict[str, Any]:
+def attention(backends: Backends) -> dict[str, Any]:
     """For each backend None, or why it cannot serve a usual layer: 32 heads of 128 on 8."""
-    from runnerctl.runner.attention.registry import BACKENDS
-
-    return {name: ask(partial(_why_not, name)) for name in BACKENDS}
+    return {name: ask(partial(_why_not, backend)) for name, backend in backends.items()}
 
 
-def _why_not(backend: str) -> str | None:
+def _why_not(backend: RegisteredBackend) -> str | None:
+    from runnerctl.config.engine_config import CacheSection
     from runnerctl.runner.attention.base import AttentionLayer
     from runnerctl.runner.attention.registry import load_backend
     from runnerctl.runner.model_loader import choose_dtype
@@ -193,7 +196,7 @@ def _why_not(backend: str) -> str | None:
     layer = AttentionLayer(0, 32, 8, 128, 128, 128**-0.5)
     device = _device()
     chosen, _ = choose_dtype("auto", {"dtype": "bfloat16"}, device)
-    return load_backend(backend).why_not(layer, device, chosen)
+    return load_backend(backend).why_not(layer, device, chosen, CacheSection().block_size)
 
 
 def _device() -> Any:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runnerctl.ballots import BallotKind
-from runnerctl.decision import CountedBallot, Decision, PluginRecord
+from runnerctl.decision import AttentionOutlook, CountedBallot, Decision, PluginRecord
 from runnerctl.problems import Problem
 
 _VERB: dict[BallotKind, str] = {
@@ -92,6 +92,8 @@ def decision_report(decision: Decision, model: str | None) -> RenderableType:
         parts += ["", _heading("Ballots"), _indent(_ballots(decision.ballots))]
     if decision.needs:
         parts += ["", _heading("Needs"), _indent(_needs(decision))]
+    if decision.attention:
+        parts += ["", _heading("Attention"), _indent(_attention(decision.attention))]
     if others:
         parts += ["", problem_list(others)]
     if decision.plugins:
@@ -167,6 +169,19 @@ def _needs(decision: Decision) -> RenderableType:
         text = Text(f"{need.reason}; ")
         text.append(offered, "" if able else "bold red")
         table.add_row(Text(need.capability), text)
+    return table
+
+
+def _attention(backends: Sequence[AttentionOutlook]) -> RenderableType:
+    """Backends in the order in which they are tried, then those that are not, and why."""
+    table = _two_columns()
+    status = "tried first"
+    for b in sorted(backends, key=lambda b: bool(b.passed_over)):
+        text = Text(b.name + (f" ({b.plugin})" if b.plugin else ""))
+        if said := b.passed_over or b.note:
+            text.append(f": {said}", "" if b.passed_over else "dim")
+        table.add_row(Text("passed over" if b.passed_over else status, "dim"), text)
+        status = "then"
     return table
 
 

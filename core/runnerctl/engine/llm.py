@@ -82,7 +82,7 @@ class LLM:
         eos = self._tokenizer.eos_token_ids if self._tokenizer else eos_token_ids_of(folder)
         self._engine: Engine | None = Engine(
             resolved.host.runners[self.decision.runner],
-            WorkerContext(config, self.decision, folder),
+            WorkerContext(config, self.decision, folder, resolved.host),
             frozenset(eos),
         )
         self._live: dict[str, LiveRequest] = {}

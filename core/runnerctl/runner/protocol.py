@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from runnerctl.config import EngineConfig
 from runnerctl.decision import Decision
 from runnerctl.runner.step import StepHandle, StepPlan
+
+if TYPE_CHECKING:
+    from runnerctl.plugins import PluginHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,13 @@ class WorkerContext:
         config: the resolved configuration.
         decision: the one decision made at start.
         model_path: a local folder with `config.json` and safetensors weights.
+        plugins: the plugins of this process: their attention backends and transforms.
     """
 
     config: EngineConfig
     decision: Decision
     model_path: Path
+    plugins: PluginHost
 
 
 @dataclass(frozen=True, slots=True)

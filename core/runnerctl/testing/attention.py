@@ -173,11 +173,11 @@ class AttentionBackendConformance:
         for dtype in self.dtypes:
             if all(self._accepts(layer, dtype) for layer in layers):
                 return dtype
-        why = self.backend.why_not(layers[0], self.device, self.dtypes[0])
+        why = self.backend.why_not(layers[0], self.device, self.dtypes[0], self.block_size)
         pytest.skip(f"declined: {why}")
 
     def _accepts(self, layer: AttentionLayer, dtype: torch.dtype) -> bool:
-        why = self.backend.why_not(layer, self.device, dtype)
+        why = self.backend.why_not(layer, self.device, dtype, self.block_size)
         if why is None:
             return True
         is_sentence = isinstance(why, str) and len(why.split()) > 1

@@ -48,7 +48,8 @@ def make_runner(spec: RunnerSpec, folder: Path, settings: Mapping[str, Any]) -> 
     assert isinstance(resolved.config, EngineConfig)
     module, _, attribute = spec.factory.partition(":")
     factory = getattr(import_module(module), attribute)
-    runner: ModelRunner = factory(WorkerContext(resolved.config, resolved.decision, folder))
+    context = WorkerContext(resolved.config, resolved.decision, folder, resolved.host)
+    runner: ModelRunner = factory(context)
     return runner
 
 

@@ -124,8 +124,16 @@ class AttentionBackend(ABC, Generic[MetadataT]):
 
     @classmethod
     @abstractmethod
-    def why_not(cls, layer: AttentionLayer, device: torch.device, dtype: torch.dtype) -> str | None:
-        """A sentence that says why this backend cannot serve `layer` here, or None if it can."""
+    def why_not(
+        cls, layer: AttentionLayer, device: torch.device, dtype: torch.dtype, block_size: int
+    ) -> str | None:
+        """A sentence that says why this backend cannot serve `layer` here, or None if it can.
+
+        Args:
+            layer: of the model.
+            device, dtype: where and in what the model computes.
+            block_size: tokens per block of the cache.
+        """
 
     @abstractmethod
     def prepare(self, batch: AttentionBatch) -> MetadataT:

@@ -44,7 +44,9 @@ class SdpaBackend(AttentionBackend[list[SdpaRequest]]):
         self._block_size = block_size
 
     @classmethod
-    def why_not(cls, layer: AttentionLayer, device: torch.device, dtype: torch.dtype) -> str | None:
+    def why_not(
+        cls, layer: AttentionLayer, device: torch.device, dtype: torch.dtype, block_size: int
+    ) -> str | None:
         """Serves every layer on every device."""
         return None
 

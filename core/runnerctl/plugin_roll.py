@@ -1,0 +1,122 @@
+"""The plugins of a host taken together: who keeps what when two claim it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from runnerctl.decision import PluginRecord
+from runnerctl.plugin_checks import Implementation
+from runnerctl.plugin_discovery import is_builtin
+from runnerctl.plugin_faults import called, load_fault
+from runnerctl.problems import Problem
+from runnerctl.runner.attention.registry import BUILTIN_BACKENDS, in_order
+from runnerctl.runner.attention.spec import AttentionBackendSpec, RegisteredBackend
+from runnerctl.runner.spec import RunnerSpec
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    """One plugin as it was found: its record, and what it gave if it is active."""
+
+    record: PluginRecord
+    implementations: Mapping[str, Sequence[Implementation]] = field(default_factory=dict)
+    specs: tuple[RunnerSpec, ...] = ()
+    backends: tuple[AttentionBackendSpec, ...] = ()
+    options: type[BaseModel] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The plugins taken together, after clashes between them are settled."""
+
+    records: tuple[PluginRecord, ...]
+    problems: tuple[Problem, ...]
+    runners: Mapping[str, RunnerSpec]
+    providers: Mapping[str, PluginRecord]
+    attention_backends: Mapping[str, RegisteredBackend]
+    options: Mapping[str, type[BaseModel]]
+    implementations: Mapping[str, Sequence[tuple[PluginRecord, Implementation]]]
+
+
+def settle(loaded: Sequence[LoadedPlugin], found: Sequence[Problem]) -> Roll:
+    """Settle clashes over names and the fallback; put everything in name order.
+
+    Built-in plugins come first, then name order decides who keeps a disputed name,
+    so that the order of registration does not. A clash is an error either way.
+    """
+    records, problems, active = [], list(found), []
+    runners: dict[str, RunnerSpec] = {}
+    providers: dict[str, PluginRecord] = {}
+    backends = {spec.name: RegisteredBackend(spec) for spec in BUILTIN_BACKENDS}
+    owners: dict[str, PluginRecord] = {}
+    for plugin in sorted(loaded, key=_settling_order):
+        record = plugin.record
+        clash = _clash(plugin.specs, runners, providers) or _backend_clash(
+            plugin.backends, backends, owners
+        )
+        if record.status == "active" and clash:
+            record = replace(record, status="failed", error=clash)
+            problems.append(load_fault(record, clash, "error"))
+        records.append(record)
+        if record.status == "active":
+            active.append(plugin)
+            for spec in plugin.specs:
+                runners[spec.name], providers[spec.name] = spec, record
+            for one in plugin.backends:
+                backends[one.name] = RegisteredBackend(one, record.name)
+                owners[one.name] = record
+    active.sort(key=lambda plugin: plugin.record.name)
+    asked: dict[str, list[tuple[PluginRecord, Implementation]]] = {}
+    for plugin in active:
+        for hook, functions in plugin.implementations.items():
+            asked.setdefault(hook, []).extend((plugin.record, f) for f in functions)
+    return Roll(
+        records=tuple(sorted(records, key=lambda r: (r.name, r.distribution, r.version))),
+        problems=tuple(sorted(problems, key=lambda p: (p.plugin or "", p.message))),
+        runners={name: runners[name] for name in sorted(runners)},
+        providers=providers,
+        attention_backends=in_order(backends.values()),
+        options={p.record.name: p.options for p in active if p.options is not None},
+        implementations=asked,
+    )
+
+
+def _settling_order(plugin: LoadedPlugin) -> tuple[bool, str]:
+    return (not is_builtin(plugin.record.distribution), plugin.record.name)
+
+
+def _clash(
+    specs: Sequence[RunnerSpec],
+    runners: Mapping[str, RunnerSpec],
+    providers: Mapping[str, PluginRecord],
+) -> str:
+    """What in `specs` another plugin claims already; empty if nothing."""
+    for spec in specs:
+        if spec.name in runners:
+            return f"runner {spec.name!r} is provided by {called(providers[spec.name])} too"
+    fallbacks = [s.name for s in runners.values() if s.fallback]
+    claims = [s.name for s in specs if s.fallback]
+    if fallbacks and claims:
+        other = called(providers[fallbacks[0]])
+        return f"{claims[0]!r} claims to be the fallback, and so does {fallbacks[0]!r} of {other}"
+    if len(claims) > 1:
+        return f"only one runner can be the fallback, not {' and '.join(claims)}"
+    return ""
+
+
+def _backend_clash(
+    specs: Sequence[AttentionBackendSpec],
+    backends: Mapping[str, RegisteredBackend],
+    owners: Mapping[str, PluginRecord],
+) -> str:
+    """Which attention backend in `specs` somebody else provides already; empty if none."""
+    for spec in specs:
+        if spec.name in backends:
+            other = called(owners[spec.name]) if spec.name in owners else "runnerctl itself"
+            return f"attention backend {spec.name!r} is provided by {other} too"
+    return ""
