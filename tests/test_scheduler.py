@@ -60,7 +60,7 @@ class Harness:
         assert not plan.finished_request_ids & self.told
         self.told |= plan.finished_request_ids
         self.check_order()
-        self.scheduler.update(plan, self.runner.execute(plan))
+        self.scheduler.update(self.runner.execute(plan))
         return plan
 
     def check_order(self):
@@ -228,7 +228,7 @@ def test_a_request_aborted_during_a_step_takes_no_token_from_it():
     request = harness.add([1, 2], 5)
     plan = harness.scheduler.schedule()
     harness.scheduler.finish(request, "abort")
-    assert harness.scheduler.update(plan, harness.runner.execute(plan)) == []
+    assert harness.scheduler.update(harness.runner.execute(plan)) == []
     assert request.output_token_ids == []
     harness.pool.check_idle()
 
@@ -242,7 +242,7 @@ def test_a_step_that_raised_ends_all_requests_and_the_runner_is_told_again():
     failed = harness.scheduler.schedule()
     harness.plans.append(failed)
     assert failed.finished_request_ids == {done.request_id}
-    harness.scheduler.abort_all(failed)
+    harness.scheduler.abort_all()
     assert [r.finish_reason for r in others] == ["abort"] * 3
     harness.pool.check_idle()
     again = harness.add([7] * 5, 3)

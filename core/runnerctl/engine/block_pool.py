@@ -2,9 +2,12 @@
 
 A block is free when nobody references it. A free block keeps its contents, and
 its place in the prefix cache, until it is handed out again; the least recently
-freed goes first. The idea of hash-chained blocks in a free queue follows vLLM's
-automatic prefix caching; keys here are digests of the whole prefix, so that two
-prefixes never share a block by accident.
+freed goes first. A block whose holders are gone, but which a step in flight may still
+write, is retired: nobody's, and not yet free.
+
+The idea of hash-chained blocks in a free queue follows vLLM's automatic prefix
+caching; keys here are digests of the whole prefix, so that two prefixes never share
+a block by accident.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._ref_count = [0] * num_blocks
+        # references, among those, of requests that are gone: steps in flight hold them
+        self._num_retired = [0] * num_blocks
+        self._num_leaving = 0
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._cached: dict[BlockHash, int] = {}
         # in the order in which they will be handed out
@@ -38,6 +44,11 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         """Blocks that nobody references, cached ones included."""
         return len(self._free)
+
+    @property
+    def num_leaving_blocks(self) -> int:
+        """Blocks that will be free once the steps in flight have their results."""
+        return self._num_leaving
 
     def find_prefix(self, hashes: Iterable[BlockHash]) -> list[int]:
         """The ids of the longest cached run of blocks from the start of `hashes`.
@@ -61,6 +72,8 @@ class BlockPool:
         for block_id in block_ids:
             if self._ref_count[block_id] == 0:
                 del self._free[block_id]
+            elif self._ref_count[block_id] == self._num_retired[block_id]:
+                self._num_leaving -= 1
             self._ref_count[block_id] += 1
 
     def allocate(self, count: int) -> list[int]:
@@ -89,6 +102,35 @@ class BlockPool:
             self._ref_count[block_id] -= 1
             if self._ref_count[block_id] == 0:
                 self._free[block_id] = None
+            elif self._ref_count[block_id] == self._num_retired[block_id]:
+                self._num_leaving += 1
+
+    def retire(self, block_ids: Sequence[int]) -> None:
+        """Announce that one reference of each block is dropped later, by `release_retired`.
+
+        Until then the blocks are held as before: a step in flight may write them.
+        """
+        for block_id in block_ids:
+            self._num_retired[block_id] += 1
+            if self._ref_count[block_id] == self._num_retired[block_id]:
+                self._num_leaving += 1
+
+    def release_retired(self, block_ids: Sequence[int]) -> None:
+        """Drop the references that `retire` announced; as `release` otherwise."""
+        for block_id in reversed(block_ids):
+            self._num_retired[block_id] -= 1
+            self._ref_count[block_id] -= 1
+            if self._ref_count[block_id] == 0:
+                self._num_leaving -= 1
+                self._free[block_id] = None
+
+    def release_all(self) -> None:
+        """Drop every reference, whoever held it; what is known of contents stays."""
+        for block_id in range(self.num_blocks):
+            self._free.setdefault(block_id)
+        self._ref_count = [0] * self.num_blocks
+        self._num_retired = [0] * self.num_blocks
+        self._num_leaving = 0
 
     def index(self, block_id: int, block_hash: BlockHash) -> None:
         """Make a full, computed block findable; a second one with equal contents stays unknown."""

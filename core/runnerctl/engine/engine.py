@@ -1,9 +1,11 @@
-"""The engine loop: schedule, execute, update."""
+"""The engine loop: schedule, execute, update, with as many steps in flight as the runner allows."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from runnerctl.engine.block_pool import BlockPool
@@ -12,10 +14,11 @@ from runnerctl.engine.outputs import FinishReason
 from runnerctl.engine.request import Request
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.scheduler import Scheduler
-from runnerctl.engine.stats import EngineStats, prefill_tokens
+from runnerctl.engine.stats import EngineStats
 from runnerctl.executor.uniproc import UniprocExecutor
 from runnerctl.runner.protocol import WorkerContext
 from runnerctl.runner.spec import RunnerSpec
+from runnerctl.runner.step import StepHandle
 
 
 class Engine:
@@ -39,6 +42,11 @@ class Engine:
         config = context.config
         self._eos_token_ids = eos_token_ids
         self.counts = EngineStats()
+        self._concurrent_batches = spec.concurrent_batches
+        # of the scheduler's steps in flight, oldest first
+        self._handles: deque[StepHandle] = deque()
+        # time up to here is in the counts
+        self._counted_until = 0.0
         self._executor = UniprocExecutor(spec, context)
         try:
             self.model, kv_cache_spec = self._executor.load()
@@ -76,28 +84,25 @@ class Engine:
         self.scheduler.add(request)
 
     def step(self) -> list[Request]:
-        """Compute one step; returns the requests that got a token.
+        """Submit what may be in flight, then wait for the oldest step.
+
+        Returns:
+            The requests that got a token from it. When none is left, nothing is in flight
+            either.
 
         Raises:
             Exception: whatever the step raised; all requests are aborted then, so that
                 none waits for a token that will not come.
         """
-        started = time.perf_counter()
-        plan = self.scheduler.schedule()
-        self.counts.peak_blocks_used = max(self.counts.peak_blocks_used, self._num_blocks_used)
-        num_prefill_tokens = prefill_tokens(plan, self.scheduler)
+        if not self._handles:
+            self._counted_until = time.perf_counter()
         try:
-            updated = self.scheduler.update(plan, self._executor.execute(plan).result())
+            self._submit()
+            updated = self._take_oldest()
         except BaseException:
-            self.scheduler.abort_all(plan)
+            self._abort_all()
             raise
-        if plan.num_scheduled_tokens:
-            self.counts.count_step(
-                num_prefill_tokens,
-                num_requests=len(plan.num_scheduled_tokens),
-                num_generated=len(updated),
-                seconds=time.perf_counter() - started,
-            )
+        self._drain_if_idle()
         return updated
 
     def stats(self) -> EngineStats:
@@ -110,12 +115,78 @@ class Engine:
         )
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request from outside, queued or not: a stop string, or an abort."""
+        """End a request from outside, queued or not: a stop string, or an abort.
+
+        With the last one, the steps that are still in flight are waited for.
+        """
         self.scheduler.finish(request, reason)
+        self._drain_if_idle()
 
     def shutdown(self) -> None:
-        """Free the runner and its memory."""
-        self._executor.shutdown()
+        """Free the runner and its memory; steps in flight are waited for."""
+        try:
+            self._await_handles()
+        finally:
+            self._executor.shutdown()
+
+    def _submit(self) -> None:
+        """Hand out steps until enough are in flight, or the next one depends on their results."""
+        while len(self._handles) < self._concurrent_batches:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            self._handles.append(self._executor.execute(plan))
+            self.counts.peak_blocks_used = max(self.counts.peak_blocks_used, self._num_blocks_used)
+
+    def _take_oldest(self) -> list[Request]:
+        """Wait for the oldest step, and take in its tokens."""
+        try:
+            result = self._handles[0].result()
+        except Exception:
+            self._handles.popleft()
+            raise
+        self._handles.popleft()
+        step = self.scheduler.in_flight[0]
+        updated = self.scheduler.update(result)
+        now = time.perf_counter()
+        if step.entries:
+            self.counts.count_step(
+                step.num_prefill_tokens,
+                num_requests=len(step.entries),
+                num_generated=len(updated),
+                seconds=now - self._counted_until,
+            )
+        self._counted_until = now
+        return updated
+
+    def _drain_if_idle(self) -> None:
+        """Wait for steps in flight whose requests have all ended, so that no block is held.
+
+        Their errors are nobody's: what was asked for is there, and the next step tells.
+        """
+        while self._handles and not self.scheduler.requests:
+            try:
+                self._take_oldest()
+            except BaseException as error:
+                self._abort_all()
+                if not isinstance(error, Exception):
+                    raise
+
+    def _abort_all(self) -> None:
+        """After an error or an interrupt: end all requests, once no step runs any more."""
+        try:
+            self._await_handles()
+        finally:
+            self._handles.clear()
+            self.scheduler.abort_all()
+
+    def _await_handles(self) -> None:
+        """Wait until nothing is in flight, whatever comes of it."""
+        while self._handles:
+            # A call of `result` that was interrupted is made again: the step still runs.
+            with suppress(Exception):
+                self._handles[0].result()
+            self._handles.popleft()
 
     @property
     def _num_blocks_used(self) -> int:

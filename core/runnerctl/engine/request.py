@@ -26,8 +26,11 @@ class Request:
     Attributes:
         token_ids: prompt and generated tokens.
         block_ids: KV blocks in order of position; empty unless running.
-        num_computed_tokens: tokens whose KV is, or after the planned step will be,
+        num_output_placeholders: tokens that steps in flight will sample for it. They count
+            as known: the runner has them before the engine does.
+        num_computed_tokens: tokens whose KV is, or after the planned steps will be,
             in the blocks.
+        last_step_id: the last step that it was part of; -1 before the first.
         num_indexed_blocks: leading blocks that the prefix cache knows.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission;
             None before that.
@@ -58,7 +61,9 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.block_ids: list[int] = []
+        self.num_output_placeholders = 0
         self.num_computed_tokens = 0
+        self.last_step_id = -1
         self.num_indexed_blocks = 0
         self.num_cached_tokens: int | None = None
         self.logprobs: list[TokenLogprobs] = []
@@ -84,7 +89,13 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Known tokens whose KV is still to be computed; 1 for a decoding request."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens
+
+    @property
+    def awaits_last_token(self) -> bool:
+        """True if a step in flight brings the last token allowed: no other step is needed."""
+        placeholders = self.num_output_placeholders
+        return placeholders > 0 and len(self.token_ids) + placeholders >= self.max_total_tokens
 
     def append(self, token_id: int) -> None:
         """Add a sampled token and, if it is the last one, set `finish_reason`.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runnerctl.engine.request import Request
-    from runnerctl.engine.scheduler import Scheduler
-    from runnerctl.runner.step import StepPlan
 
 _DERIVED = (
     "time_to_first_token_s",
@@ -34,14 +32,15 @@ class EngineStats:
         num_generated_tokens: tokens of all answers.
         num_prefill_tokens: computed tokens that gave no token of an answer but its
             last one: prompts, and what preempted requests had to compute again.
-        num_steps, step_time_s: engine steps, and the time spent in them.
+        num_steps, step_time_s: engine steps, and the time spent in them. Of steps that
+            overlap, each counts from the result of the one before it to its own.
         prefill_time_s: of the steps that computed any prefill tokens.
         num_decode_tokens: tokens generated in the other steps.
         num_scheduled_requests: requests in a step, summed over the steps.
         num_preemptions: how often a request lost its blocks and had to be recomputed.
         total_time_to_first_token_s: over `num_first_tokens`, from admission.
         num_blocks, num_blocks_used, peak_blocks_used: KV blocks there are, that live
-            requests hold now, and that they held at most.
+            requests and steps in flight hold now, and that they held at most.
         plugin_seconds: time in each hook of each plugin; `import` is its loading.
     """
 
@@ -123,20 +122,6 @@ class EngineStats:
     def to_dict(self) -> dict[str, Any]:
         """Every count and every number derived from them, ready for JSON."""
         return asdict(self) | {name: getattr(self, name) for name in _DERIVED}
-
-
-def prefill_tokens(plan: StepPlan, scheduler: Scheduler) -> int:
-    """How many tokens of a plan that was just made are not the last one of an answer.
-
-    To be called before the step's tokens are appended.
-    """
-    count = 0
-    for request_id, num_tokens in plan.num_scheduled_tokens.items():
-        request = scheduler.requests[request_id]
-        computed = request.num_computed_tokens  # after this step
-        is_decode = num_tokens == 1 and request.num_prompt_tokens < computed == request.num_tokens
-        count += 0 if is_decode else num_tokens
-    return count
 
 
 def _ratio(part: float, whole: float) -> float:

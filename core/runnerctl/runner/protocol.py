@@ -120,9 +120,16 @@ class ModelRunner(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Submit one step. Errors of the step itself are raised by the handle."""
+        """Submit one step. Errors of the step itself are raised by the handle.
+
+        At most `RunnerSpec.concurrent_batches` steps are in flight: submitted, and
+        `result` not called. What holds between them is in `runnerctl.runner.step`.
+        """
         ...
 
     def shutdown(self) -> None:
-        """Free memory and threads. Called once, also after a failed start."""
+        """Free memory and threads. Called once, also after a failed start.
+
+        No step is in flight then.
+        """
         ...

@@ -3,6 +3,24 @@
 One shape for every runner. The only difference between runners is how a
 preempted request comes back: as a new request or as a cached one with `resumed`
 set (`RunnerSpec.resumes_as_new`).
+
+A runner with `concurrent_batches` above 1 is given plans before it has returned the
+results of earlier ones. It may rely on this:
+
+- Plans are in order, and what each says holds after the one before it: the effect of a
+  plan on the runner's state is the same whether or not earlier results were taken.
+- A step may compute the position of a token that an earlier step samples and whose
+  result is not taken yet. The engine does not know that token; the runner does, as it
+  executes steps in order.
+- A plan may finish or preempt a request while an earlier step of it is still running.
+  That step still owes a token for it, which the engine keeps or discards.
+- A block is in a plan for another request only when every step that listed it for the
+  former holder has a result. A prefix is shared only once results say it is computed.
+- A preempted request comes back only when all steps that it was part of have results; all
+  its tokens are known to the engine then.
+- An id may be used again as soon as the old request has ended, in the same plan that
+  finishes the old one at the earliest: forget finished requests first, then add new ones.
+- A plan may be empty but for finished and preempted ids.
 """
 
 from __future__ import annotations
@@ -37,7 +55,7 @@ class NewRequest:
     """A request the runner does not know yet.
 
     Attributes:
-        request_id: unique among live requests.
+        request_id: unique among live requests; see `StepPlan.finished_request_ids`.
         prefill_token_ids: every token known so far: the prompt, and for a request
             that resumes as new also what it had generated.
         sampling_params: with `seed` always set, and bad words as token ids.
@@ -63,7 +81,8 @@ class CachedRequest:
     Attributes:
         request_id: as before.
         new_block_ids: blocks to append to its block table; if `resumed`, all of them.
-        num_computed_tokens: tokens whose KV is in its blocks before this step.
+        num_computed_tokens: tokens whose KV is in its blocks before this step, once the
+            steps in flight are done.
         resumed: it was preempted: its old blocks are gone, `new_block_ids` replace them.
     """
 
@@ -84,8 +103,8 @@ class StepPlan:
             key is in `new_requests` or `cached_requests`, and the other way round.
         finished_request_ids: drop all state of these first. After a failed step they may be
             named again; an id the runner does not know is nothing to it.
-        preempted_request_ids: their blocks are gone; they may come back in a later plan,
-            never in this one.
+        preempted_request_ids: their blocks are gone once the steps in flight are done; they
+            may come back in a later plan, never in this one.
     """
 
     step_id: int
@@ -108,7 +127,8 @@ class StepResult:
     Attributes:
         step_id: of the plan.
         sampled_token_ids: the new token of each request that got one. A request whose
-            prefill is not complete after this step is absent.
+            prefill is not complete after this step is absent. One that was finished or
+            preempted by a later plan is not: its token is looked at, or not, by the engine.
         logprobs: of those tokens, for the requests that asked.
         prompt_logprobs: of the prompt tokens whose predecessor was computed in this
             step, for the requests that asked: (position of the first, one per token).
@@ -126,9 +146,13 @@ class StepHandle(Protocol):
     def result(self) -> StepResult:
         """Wait until the tokens are on the host and return them; call it once.
 
+        A call that was interrupted while it waited (`KeyboardInterrupt`) does not count: the
+        engine calls again, to be sure that the step has ended.
+
         Raises:
-            RuntimeError: called a second time.
-            Exception: whatever the step raised.
+            RuntimeError: called again after it returned or raised what the step raised.
+            Exception: whatever the step raised. Steps submitted after it have handles too,
+                and theirs return or raise as well.
         """
         ...
 
