@@ -25,12 +25,19 @@ def cache_dir() -> Path:
 
 
 def models_dir() -> Path:
-    """Where the folders of `build_once` are."""
+    """Where the folders of models that `build_once` makes are."""
     return cache_dir() / "models"
 
 
-def build_once(name: str, build: Callable[[Path], None], *, needs_bytes: int = 0) -> Path:
-    """The model folder `name` of the cache, made if it is not there.
+def build_once(
+    name: str,
+    build: Callable[[Path], None],
+    *,
+    needs_bytes: int = 0,
+    section: str = "models",
+    what: str = "this model",
+) -> Path:
+    """The folder `name` of a section of the cache, made if it is not there.
 
     `build` fills a temporary folder beside the final place; only when it returns is the
     folder renamed. An exception, Ctrl-C included, removes it. Of several processes one
@@ -40,24 +47,26 @@ def build_once(name: str, build: Callable[[Path], None], *, needs_bytes: int = 0
         name: of the folder; must change whenever its contents would.
         build: called with the empty folder to fill.
         needs_bytes: space it takes at most, to fail early on a full disk.
+        section: the folder of the cache that it lies in; models have one of their own.
+        what: is being prepared, told to whoever waits for another process to finish it.
 
     Raises:
         ModelError: the cache cannot be written.
     """
-    models = models_dir()
-    final = models / name
+    folder = cache_dir() / section
+    final = folder / name
     if final.is_dir():
         _note_use(final)
         return final
     try:
-        models.mkdir(parents=True, exist_ok=True)
-        _require_space(models, needs_bytes)
-        with _locked(models / f".{name}.lock"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _require_space(folder, needs_bytes)
+        with _locked(folder / f".{name}.lock", what):
             if not final.is_dir():
                 _build(final, build)
     except OSError as error:
         raise ModelError(
-            f"the cache in {models} cannot be written: {error}",
+            f"the cache in {folder} cannot be written: {error}",
             remedy=f"make room or give access there, or set {_VARIABLE} to another directory",
             setting=_VARIABLE if os.environ.get(_VARIABLE) else None,
         ) from error
@@ -83,14 +92,14 @@ def _build(final: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, what: str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        say("Waiting for another process that is preparing this model")
+        say(f"Waiting for another process that is preparing {what}")
         lock.acquire()
     try:
         yield
