@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runnerctl.resolve import decide
     from runnerctl.runner.attention.spec import AttentionBackendSpec
     from runnerctl.runner.spec import RunnerSpec
+    from runnerctl.runner.transforms import ModelTransform
 
 # Where each public name lives. Importing it only when it is asked for keeps
 # `import runnerctl` at a few milliseconds, and torch out of everything but LLM.
@@ -36,6 +37,7 @@ _HOME = {
     "LLM": "runnerctl.engine.llm",
     "ModelError": "runnerctl.errors",
     "ModelFacts": "runnerctl.config",
+    "ModelTransform": "runnerctl.runner.transforms",
     "PluginError": "runnerctl.errors",
     "PluginHost": "runnerctl.plugins",
     "Problem": "runnerctl.problems",
@@ -64,6 +66,7 @@ __all__ = [
     "Forbid",
     "ModelError",
     "ModelFacts",
+    "ModelTransform",
     "PluginError",
     "PluginHost",
     "Problem",

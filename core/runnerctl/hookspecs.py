@@ -19,7 +19,7 @@ inside functions, never at the top.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runnerctl.problems import Problem
     from runnerctl.runner.attention.spec import AttentionBackendSpec
     from runnerctl.runner.spec import RunnerSpec
+    from runnerctl.runner.transforms import ModelTransform
 
 PROJECT = "runnerctl"
 ENTRY_POINT_GROUP = "runnerctl.plugins"
@@ -153,6 +154,33 @@ def validate_config(config: EngineConfig, decision: Decision) -> Iterable[Proble
                     remedy="pass --block-size 16",
                     setting=config.where("block_size"),
                 )
+    """
+
+
+@hookspec
+def transform_model(
+    model: Any, config: EngineConfig, decision: Decision
+) -> Iterable[ModelTransform] | None:
+    """Offer changes to a model whose weights are loaded: fuse, pack, quantise, compile.
+
+    Called once each time a runner applies stages, in the process that holds the model,
+    after its weights are loaded: by most runners before the first forward for `fuse` and
+    `pack`, and once more for `compile`. Nothing is to be changed here, only in `apply`.
+
+    Args:
+        model: an `nn.Module`, as the stages before have left it.
+        config: the resolved configuration.
+        decision: the decision made at start; `decision.runner` says for which runner.
+
+    Returns:
+        `ModelTransform`s, or None. They are applied stage by stage and by name within a
+        stage. One that raises ends the start, since the model may be half changed.
+
+    Example:
+        @hookimpl
+        def transform_model(model, config, decision):
+            if decision.runner == "mine":
+                yield ModelTransform("mine-pack", "pack", pack_linear_layers)
     """
 
 

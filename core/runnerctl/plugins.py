@@ -240,7 +240,7 @@ class PluginHost:
                 collect(implementation(arguments), kinds, given)
             except GUARDED as error:
                 problems.append(hook_fault(record, hook, error, severity, consequence))
-            self._add_time(record.name, hook, started)
+            self.add_time(record.name, hook, started)
             answers += [(record, answer) for answer in given]
         return answers, problems
 
@@ -254,7 +254,7 @@ class PluginHost:
             self._fail(record, f"import failed: {explain(error)}")
             return
         finally:
-            self._add_time(record.name, "import", started)
+            self.add_time(record.name, "import", started)
         try:
             check_host_version(plugin)
             found = implementations(self._manager, plugin, record.name)
@@ -281,9 +281,10 @@ class PluginHost:
             return ask(found.get(hook, ()))
         finally:
             if hook in found:
-                self._add_time(record.name, hook, started)
+                self.add_time(record.name, hook, started)
 
-    def _add_time(self, plugin: str, hook: str, started: float) -> None:
+    def add_time(self, plugin: str, hook: str, started: float) -> None:
+        """Count the time since `started`, by `perf_counter`, as spent in a hook of a plugin."""
         hooks = self._timings.setdefault(plugin, {})
         hooks[hook] = hooks.get(hook, 0.0) + perf_counter() - started
 

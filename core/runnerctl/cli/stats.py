@@ -34,6 +34,12 @@ def _rows(s: EngineStats) -> Iterator[tuple[str, str]]:
     preempted = f", {_count(s.num_preemptions, 'preemption')}" if s.num_preemptions else ""
     share = f"{s.peak_blocks_used} of {_count(s.num_blocks, 'block')} at most"
     yield "KV cache", share + now + preempted
+    if s.attention_backend:
+        yield "attention", s.attention_backend
+    heading = "transforms"
+    for done in s.transforms:
+        yield heading, f"{done.stage} {done.name} ({done.plugin}): {done.report}"
+        heading = ""
     heading = "plugins"
     for plugin, hooks in s.plugin_seconds.items():
         yield heading, f"{plugin} {_hooks(hooks)}"

@@ -112,6 +112,8 @@ class Engine:
             num_preemptions=self.scheduler.num_preemptions,
             num_blocks=self.scheduler.pool.num_blocks,
             num_blocks_used=self._num_blocks_used,
+            attention_backend=self.model.attention_backend,
+            transforms=self.model.transforms,
         )
 
     def finish(self, request: Request, reason: FinishReason) -> None:

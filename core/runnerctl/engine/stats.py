@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runnerctl.engine.request import Request
+    from runnerctl.runner.transforms import AppliedTransform
 
 _DERIVED = (
     "time_to_first_token_s",
@@ -42,6 +43,8 @@ class EngineStats:
         num_blocks, num_blocks_used, peak_blocks_used: KV blocks there are, that live
             requests and steps in flight hold now, and that they held at most.
         plugin_seconds: time in each hook of each plugin; `import` is its loading.
+        attention_backend: that serves the model; "" if the runner has none.
+        transforms: of plugins, that changed the model, in the order of their application.
     """
 
     num_requests: int = 0
@@ -62,6 +65,8 @@ class EngineStats:
     num_blocks_used: int = 0
     peak_blocks_used: int = 0
     plugin_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    attention_backend: str = ""
+    transforms: tuple[AppliedTransform, ...] = ()
 
     def count_step(
         self, prefill_tokens: int, num_requests: int, num_generated: int, seconds: float

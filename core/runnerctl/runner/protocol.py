@@ -12,6 +12,7 @@ from runnerctl.runner.step import StepHandle, StepPlan
 
 if TYPE_CHECKING:
     from runnerctl.plugins import PluginHost
+    from runnerctl.runner.transforms import AppliedTransform
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,14 @@ class LoadedModel:
     Attributes:
         vocab_size: prompts may hold token ids below this.
         max_model_len: the context length in tokens, or None if unbounded.
+        attention_backend: that was chosen; "" if the runner has none.
+        transforms: of plugins, that changed the model.
     """
 
     vocab_size: int
     max_model_len: int | None
+    attention_backend: str = ""
+    transforms: tuple[AppliedTransform, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

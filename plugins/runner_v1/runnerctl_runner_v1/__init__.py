@@ -25,4 +25,5 @@ def validate_config(config: EngineConfig, decision: Decision) -> Iterator[Proble
     """Say what V1 makes nothing of."""
     if decision.runner == "v1" and config.runner.enforce_eager:
         where = config.where("enforce_eager")
-        yield Problem("note", f"v1 is always eager; {where} changes nothing", setting=where)
+        text = f"v1 itself is always eager; {where} only keeps plugins from compiling the model"
+        yield Problem("note", text, setting=where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from runnerctl.models.checkpoint import read_config
 from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
@@ -12,6 +13,7 @@ from runnerctl.runner.model_loader import load_model, resolve_dtype
 from runnerctl.runner.paged_model import PagedModel
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.runner.step import FinishedStep, StepHandle, StepPlan, StepResult
+from runnerctl.runner.transforms import AppliedTransform, Stage, apply_transforms
 
 from .input_batch import InputBatch, RequestState
 from .inputs import prepare_inputs
@@ -39,7 +41,11 @@ class ModelRunnerV1:
             trust_remote_code=config.trust_remote_code,
             attn_implementation=ATTN_IMPLEMENTATION,
         )
+        transforms = self._transform(model, "fuse", "pack")
         self._model = PagedModel(model)
+        # only now: the dry run would be the first thing that is compiled
+        if not self._config.runner.enforce_eager:
+            transforms += self._transform(model, "compile")
         backend = choose_backend(
             self._config.runner.attention_backend,
             self._model.layers,
@@ -50,7 +56,12 @@ class ModelRunnerV1:
             setting=self._config.where("attention_backend"),
         )
         self._backend = backend(self._config.cache.block_size)
-        return LoadedModel(self._model.vocab_size, self._model.max_model_len)
+        return LoadedModel(
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._model.max_model_len,
+            attention_backend=backend.name,
+            transforms=transforms,
+        )
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """See `ModelRunner.kv_cache_spec`."""
@@ -112,6 +123,11 @@ class ModelRunnerV1:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs(logits[:num_prompt_rows], inputs.spans),
         )
+
+    def _transform(self, model: nn.Module, *stages: Stage) -> tuple[AppliedTransform, ...]:
+        """Change the model as plugins want it; nothing of V1's own."""
+        decision, plugins = self._context.decision, self._context.plugins
+        return apply_transforms(model, self._config, decision, plugins, stages=stages)
 
     def _update_batch(self, plan: StepPlan) -> None:
         """Bring rows and states in line with the plan."""
