@@ -109,14 +109,14 @@ def test_a_row_without_limits_keeps_all_its_candidates_beside_rows_that_have_the
     # three probabilities of a third round up to 1 before the tail comes
     logits = torch.tensor([[0.0] * 3 + [-18.0] * 2]).expand(2, -1)
     kept, _ = _sorted_candidates(
-        logits, batch([(1.0, 0, 1.0, 0.0, 5, 9), (1.0, 0, 0.5, 0.0, 5, 9)])
+        logits, batch([(1.0, 0, 1.0, 0.0, 5, 9), (1.0, 0, 0.5, 0.0, 5, 9)]), max_top_k=0
     )
     assert kept.isfinite().sum(dim=-1).tolist() == [5, 2]
 
 
 def test_top_p_keeps_no_more_than_it_takes_to_reach_it():
     logits = torch.zeros(1, 4)
-    kept, _ = _sorted_candidates(logits, batch([(1.0, 0, 0.5, 0.0, 5, 9)]))
+    kept, _ = _sorted_candidates(logits, batch([(1.0, 0, 0.5, 0.0, 5, 9)]), max_top_k=0)
     assert kept.isfinite().sum() == 2
 
 

@@ -8,7 +8,7 @@ import torch
 
 from runnerctl.runner.logits import Penalties, TokenBias, add_bias, apply_penalties, count_tokens
 from runnerctl.runner.logprobs import gather_logprobs
-from runnerctl.runner.sampler import SamplingBatch, sample
+from runnerctl.runner.sampler import SamplingBatch, SamplingTraits, sample
 from runnerctl.runner.step import TokenLogprobs
 
 from .input_batch import InputBatch, RequestState
@@ -38,7 +38,9 @@ def sample_tokens(
         seeds=torch.from_numpy(batch.seed[rows]),
         positions=torch.from_numpy(batch.num_tokens[rows]).long(),
     )
-    tokens = sample(_processed(logits, states), parameters.to(device))
+    limits = [(p.temperature, p.top_k, p.top_p) for p in (s.sampling_params for s in states)]
+    traits = SamplingTraits.of(limits, device)
+    tokens = sample(_processed(logits, states), parameters.to(device), traits)
     asking = [i for i, s in enumerate(states) if s.sampling_params.logprobs is not None]
     logprobs = {}
     if asking:

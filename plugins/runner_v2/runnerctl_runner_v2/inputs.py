@@ -1,0 +1,149 @@
+"""V2's step inputs: the host says which rows and how many tokens, the device does the rest.
+
+Nothing here waits for the device or has a shape that depends on its data, so a CUDA
+graph can capture it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from runnerctl.runner.attention.base import AttentionBatch
+from runnerctl.runner.step import StepPlan
+from runnerctl.runner.transfer import to_device
+
+from .state_table import HostRow, StateTable
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The requests of one step, as the host sees them.
+
+    Attributes:
+        request_ids, rows: in the order of the batch.
+        num_scheduled: tokens of each.
+        num_computed: tokens of each that were computed before.
+        sampling: places in the batch of those that get a token.
+    """
+
+    request_ids: list[str]
+    rows: list[HostRow]
+    num_scheduled: list[int]
+    num_computed: list[int]
+    sampling: list[int]
+
+    @classmethod
+    def of(cls, plan: StepPlan, table: StateTable) -> StepBatch:
+        """The batch of a plan that the table was updated with; counts its tokens as computed."""
+        request_ids = list(plan.num_scheduled_tokens)
+        rows = [table.row(request_id) for request_id in request_ids]
+        num_scheduled = list(plan.num_scheduled_tokens.values())
+        num_computed = [row.num_computed_tokens for row in rows]
+        sampling = []
+        for i, row in enumerate(rows):
+            row.num_computed_tokens += num_scheduled[i]
+            if row.num_computed_tokens == row.num_tokens:
+                sampling.append(i)
+                row.num_tokens += 1  # the one this step will sample
+        return cls(request_ids, rows, num_scheduled, num_computed, sampling)
+
+    @property
+    def is_decode(self) -> bool:
+        """True if every request has one token, and gets one."""
+        return len(self.sampling) == len(self.rows) == sum(self.num_scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the model is given.
+
+    Attributes:
+        idx_mapping: [num_reqs], int64; the rows.
+        input_ids, positions: [num_tokens], int64.
+        attention: of the step.
+    """
+
+    idx_mapping: torch.Tensor
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+
+
+def prepare(table: StateTable, batch: StepBatch) -> StepInputs:
+    """Inputs of any mixture of prefills, chunks and decodes."""
+    device = table.device
+    num_reqs, num_tokens = len(batch.rows), sum(batch.num_scheduled)
+    scheduled_np = np.array(batch.num_scheduled, np.int32)
+    seq_lens_np = np.array(batch.num_computed, np.int32) + scheduled_np
+    query_start_loc_np = np.zeros(num_reqs + 1, np.int32)
+    np.cumsum(scheduled_np, out=query_start_loc_np[1:])
+    # One transfer for all that the host has to say.
+    indices = [row.index for row in batch.rows]
+    said = to_device([*indices, *query_start_loc_np.tolist()], torch.int64, device)
+    idx_mapping, query_start_loc = said[:num_reqs], said[num_reqs:]
+    num_scheduled = query_start_loc[1:] - query_start_loc[:-1]
+    place = torch.arange(num_reqs, device=device)
+    req_of_token = place.repeat_interleave(num_scheduled, output_size=num_tokens)
+    row_of_token = idx_mapping[req_of_token]
+    offsets = torch.arange(num_tokens, device=device) - query_start_loc[req_of_token]
+    positions = table.num_computed_tokens[row_of_token] + offsets
+    return StepInputs(
+        idx_mapping=idx_mapping,
+        input_ids=table.token_ids[row_of_token, positions].long(),
+        positions=positions,
+        attention=AttentionBatch(
+            query_start_loc=query_start_loc.int(),
+            seq_lens=(table.num_computed_tokens[idx_mapping] + num_scheduled).int(),
+            block_table=_block_table(table, idx_mapping, int(seq_lens_np.max())),
+            slot_mapping=_slots(table, row_of_token, positions),
+            max_query_len=int(scheduled_np.max()),
+            max_seq_len=int(seq_lens_np.max()),
+            query_start_loc_np=query_start_loc_np,
+            seq_lens_np=seq_lens_np,
+        ),
+    )
+
+
+def prepare_decode(
+    table: StateTable, idx_mapping: torch.Tensor, seq_lens_np: np.ndarray, max_seq_len: int
+) -> StepInputs:
+    """Inputs of a step in which every row has one token. Much of `prepare` falls away.
+
+    Args:
+        idx_mapping: [num_reqs], int64, on the device; may hold the padding row.
+        seq_lens_np: [num_reqs], int32; for backends that loop on the host.
+        max_seq_len: no sequence is longer; under a CUDA graph a bound for all replays.
+    """
+    num_reqs = idx_mapping.shape[0]
+    num_computed = table.num_computed_tokens[idx_mapping]
+    positions = num_computed.long()
+    return StepInputs(
+        idx_mapping=idx_mapping,
+        input_ids=table.token_ids[idx_mapping, positions].long(),
+        positions=positions,
+        attention=AttentionBatch(
+            query_start_loc=torch.arange(num_reqs + 1, dtype=torch.int32, device=table.device),
+            seq_lens=num_computed + 1,
+            block_table=_block_table(table, idx_mapping, max_seq_len),
+            slot_mapping=_slots(table, idx_mapping, positions),
+            max_query_len=1,
+            max_seq_len=max_seq_len,
+            query_start_loc_np=np.arange(num_reqs + 1, dtype=np.int32),
+            seq_lens_np=seq_lens_np,
+        ),
+    )
+
+
+def _block_table(table: StateTable, rows: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+    """[num_rows, blocks of the longest sequence], int32."""
+    width = -(-max_seq_len // table.block_size)
+    return table.block_table[:, :width].index_select(0, rows)
+
+
+def _slots(table: StateTable, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """[num_tokens], int64; where each token's K and V go."""
+    blocks = table.block_table[rows, positions // table.block_size].long()
+    return blocks * table.block_size + positions % table.block_size

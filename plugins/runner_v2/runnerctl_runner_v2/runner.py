@@ -1,0 +1,179 @@
+"""`ModelRunnerV2`: request state on the device, two steps in flight, decode compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from runnerctl.models.checkpoint import read_config
+from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
+from runnerctl.runner.attention.registry import choose_backend
+from runnerctl.runner.memory import default_cache_bytes, default_device, free_memory_bytes
+from runnerctl.runner.model_loader import load_model, resolve_dtype
+from runnerctl.runner.paged_model import PagedModel
+from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
+from runnerctl.runner.step import StepHandle, StepPlan
+from runnerctl.runner.transfer import to_device
+
+from .decode_graphs import DecodeGraphs
+from .inputs import StepBatch, StepInputs, prepare, prepare_decode
+from .lanes import make_lane
+from .sampling import logits_rows, prompt_logprobs, prompt_spans, sample_tokens
+from .state_table import StateTable
+from .step_output import StepOutput
+from .warm_up import warm_up_plans
+
+
+class ModelRunnerV2:
+    """Asynchronous runner over a state table on the device. See `runnerctl.runner.protocol`."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._config = context.config
+        self._device = default_device()
+        self._lane = make_lane(self._device)
+        self._graphs: DecodeGraphs | None = None
+
+    def load(self) -> LoadedModel:
+        """See `ModelRunner.load`."""
+        return self._lane.call(self._load)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """See `ModelRunner.kv_cache_spec`."""
+        free = free_memory_bytes(self._device)
+        return KVCacheSpec(
+            layers=self._model.layer_specs(),
+            available_bytes=default_cache_bytes(self._device, free),
+            free_bytes=free,
+        )
+
+    def initialize_kv_cache(self, num_blocks: int, max_model_len: int) -> None:
+        """See `ModelRunner.initialize_kv_cache`. One block more is allocated, for padding."""
+        scheduler, block_size = self._config.scheduler, self._config.cache.block_size
+        self._num_blocks, self._max_model_len = num_blocks, max_model_len
+        self._table = StateTable(
+            scheduler.max_num_seqs, max_model_len, block_size, num_blocks, self._device
+        )
+        self._lane.call(
+            lambda: self._model.allocate_cache(self._backend, num_blocks + 1, block_size)
+        )
+
+    def warm_up(self) -> None:
+        """Run prefill and decode as real steps do, on the scratch block; capture graphs."""
+        limits = self._config.scheduler
+        plans = warm_up_plans(limits, self._max_model_len, self._table.block_size, self._num_blocks)
+        for plan in plans:
+            self.execute(plan).result()
+        if self._device.type == "cuda" and not self._config.runner.enforce_eager:
+            if type(self._backend).capturable:
+                self._graphs = self._lane.call(self._capture)
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """See `ModelRunner.execute`; the step may still run when this returns."""
+        return self._lane.launch(lambda: self._step(plan))
+
+    def shutdown(self) -> None:
+        """See `ModelRunner.shutdown`."""
+        self._lane.close()
+        self._graphs = None
+        if hasattr(self, "_table"):
+            self._table.clear()
+        if hasattr(self, "_model"):
+            self._model.close()
+            del self._model
+
+    def _load(self) -> LoadedModel:
+        register_attention()
+        config = self._config.model
+        dtype = resolve_dtype(config.dtype, read_config(self._context.model_path), self._device)
+        model = load_model(
+            self._context.model_path,
+            dtype=dtype,
+            device=self._device,
+            trust_remote_code=config.trust_remote_code,
+            attn_implementation=ATTN_IMPLEMENTATION,
+        )
+        self._model = PagedModel(model)
+        backend = choose_backend(
+            self._config.runner.attention_backend,
+            self._model.layers,
+            self._device,
+            dtype,
+            setting=self._config.where("attention_backend"),
+        )
+        self._backend = backend(self._config.cache.block_size)
+        return LoadedModel(self._model.vocab_size, self._model.max_model_len)
+
+    @torch.inference_mode()
+    def _capture(self) -> DecodeGraphs:
+        limit = self._config.scheduler.max_num_seqs
+        return DecodeGraphs(self._decode_forward, limit, self._table.padding_row, self._device)
+
+    @torch.inference_mode()
+    def _step(self, plan: StepPlan) -> StepOutput:
+        table = self._table
+        table.update(plan)
+        if not plan.num_scheduled_tokens:
+            return StepOutput(plan.step_id)
+        batch = StepBatch.of(plan, table)
+        spans = prompt_spans(batch)
+        if batch.is_decode and not spans:
+            logits, idx_mapping = self._decode(batch)
+        else:
+            inputs = prepare(table, batch)
+            logits = self._forward(inputs, logits_rows(batch, spans, self._device))
+            idx_mapping = inputs.idx_mapping
+        num_prompt_rows = sum(span.end - span.start for span in spans)
+        tokens, logprobs = None, None
+        if batch.sampling:
+            sampling = idx_mapping
+            if len(batch.sampling) < len(batch.rows):
+                sampling = idx_mapping[to_device(batch.sampling, torch.int64, self._device)]
+            rows = [batch.rows[place] for place in batch.sampling]
+            tokens, logprobs = sample_tokens(logits[num_prompt_rows:], table, rows, sampling)
+        self._count_computed(batch, idx_mapping)
+        return StepOutput(
+            plan.step_id,
+            batch,
+            tokens,
+            logprobs,
+            tuple(spans),
+            prompt_logprobs(logits[:num_prompt_rows], table, batch, spans),
+        )
+
+    def _decode(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [num_reqs, vocab_size] of a step of one token each, and the rows it took."""
+        indices = [row.index for row in batch.rows]
+        if self._graphs is not None:
+            return self._graphs.replay(indices)
+        idx_mapping = to_device(indices, torch.int64, self._device)
+        seq_lens_np = np.array(batch.num_computed, np.int32) + 1
+        return self._decode_forward(idx_mapping, seq_lens_np), idx_mapping
+
+    def _decode_forward(
+        self, idx_mapping: torch.Tensor, seq_lens_np: np.ndarray | None = None
+    ) -> torch.Tensor:
+        """As captured, without host lengths, or as it stands."""
+        longest = self._max_model_len
+        if seq_lens_np is None:
+            seq_lens_np = np.full(idx_mapping.shape[0], longest, np.int32)
+        else:
+            longest = int(seq_lens_np.max())
+        inputs = prepare_decode(self._table, idx_mapping, seq_lens_np, longest)
+        return self._forward(inputs, torch.arange(idx_mapping.shape[0], device=self._device))
+
+    def _forward(self, inputs: StepInputs, rows: torch.Tensor) -> torch.Tensor:
+        return self._model.forward(
+            inputs.input_ids,
+            inputs.positions,
+            rows,
+            self._backend.prepare(inputs.attention),
+            inputs.attention.slot_mapping,
+        )
+
+    def _count_computed(self, batch: StepBatch, idx_mapping: torch.Tensor) -> None:
+        counts = self._table.num_computed_tokens
+        if sum(batch.num_scheduled) == len(batch.rows):
+            counts.index_add_(0, idx_mapping, torch.ones_like(idx_mapping, dtype=torch.int32))
+            return
+        counts.index_add_(0, idx_mapping, to_device(batch.num_scheduled, torch.int32, self._device))
