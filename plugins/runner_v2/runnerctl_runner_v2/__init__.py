@@ -9,10 +9,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runnerctl import BUILTIN, Vote, hookimpl
+from runnerctl import BUILTIN, RunnerSpec, Vote, hookimpl
 
 if TYPE_CHECKING:
     from runnerctl import EngineConfig
+
+
+@hookimpl
+def register_runners() -> list[RunnerSpec]:
+    """Provide v2."""
+    return [
+        RunnerSpec(
+            name="v2",
+            factory="runnerctl_runner_v2.runner:ModelRunnerV2",
+            # Dense models and every mixture of experts that v1 can serve; which of those by
+            # default is other plugins' business.
+            capabilities=frozenset({"generate", "moe", "mla"}),
+            resumes_as_new=True,
+            concurrent_batches=2,
+        )
+    ]
 
 
 @hookimpl

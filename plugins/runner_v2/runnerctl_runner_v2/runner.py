@@ -51,12 +51,14 @@ class ModelRunnerV2:
         """See `ModelRunner.initialize_kv_cache`. One block more is allocated, for padding."""
         scheduler, block_size = self._config.scheduler, self._config.cache.block_size
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
-        self._table = StateTable(
-            scheduler.max_num_seqs, max_model_len, block_size, num_blocks, self._device
-        )
-        self._lane.call(
-            lambda: self._model.allocate_cache(self._backend, num_blocks + 1, block_size)
-        )
+
+        def allocate() -> None:
+            self._table = StateTable(
+                scheduler.max_num_seqs, max_model_len, block_size, num_blocks, self._device
+            )
+            self._model.allocate_cache(self._backend, num_blocks + 1, block_size)
+
+        self._lane.call(allocate)
 
     def warm_up(self) -> None:
         """Run prefill and decode as real steps do, on the scratch block; capture graphs."""

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from runnerctl.errors import ModelError
 from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
+from runnerctl.runner.attention.compiled import layer_handle, paged_attention
 
 ATTN_IMPLEMENTATION = "runnerctl_paged"
 
@@ -62,6 +63,7 @@ class PagedAttention:
         for module in model.modules():
             # Any module may be the one that calls; only the calls will tell.
             module.__dict__["_paged_attention"] = self
+            module.__dict__["_paged_handle"] = None
 
     @property
     def layers(self) -> list[AttentionLayer]:
@@ -84,6 +86,8 @@ class PagedAttention:
     def bind(self, backend: AttentionBackend[Any], caches: list[LayerKVCache]) -> None:
         """Give each layer, in the order of `layers`, its cache."""
         self._backend = backend
+        for module in self._layers:
+            module.__dict__["_paged_handle"] = layer_handle(module, self.attend)
         self._caches = dict(zip(self._layers, caches, strict=True))
 
     @contextmanager
@@ -194,6 +198,8 @@ def _attention_function(
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; the signature is theirs."""
+    if torch.compiler.is_compiling():
+        return paged_attention(query, key, value, module._paged_handle), None
     paged: PagedAttention = module.__dict__["_paged_attention"]
     if not paged.observing:
         return paged.attend(module, query, key, value), None
