@@ -58,6 +58,7 @@ class PagedAttention:
         self._layers: dict[nn.Module, AttentionLayer] = {}
         self._caches: dict[nn.Module, LayerKVCache] = {}
         self._observing = False
+        self._rehearsing = False
         self._backend: AttentionBackend[Any] | None = None
         self._metadata: Any = None
         for module in model.modules():
@@ -83,11 +84,18 @@ class PagedAttention:
         finally:
             self._observing = False
 
+    @contextmanager
+    def rehearse(self) -> Iterator[None]:
+        """Within this, attention is zeros: forwards that compile or measure need no cache."""
+        self._rehearsing = True
+        try:
+            yield
+        finally:
+            self._rehearsing = False
+
     def bind(self, backend: AttentionBackend[Any], caches: list[LayerKVCache]) -> None:
         """Give each layer, in the order of `layers`, its cache."""
         self._backend = backend
-        for module in self._layers:
-            module.__dict__["_paged_handle"] = layer_handle(module, self.attend)
         self._caches = dict(zip(self._layers, caches, strict=True))
 
     @contextmanager
@@ -133,6 +141,8 @@ class PagedAttention:
         Returns:
             [1, num_tokens, num_heads, head_size_v].
         """
+        if self._rehearsing:
+            return _zeros(query, value)
         if self._backend is None or self._metadata is None:
             raise RuntimeError("a forward of a paged model outside of a step")
         metadata, slot_mapping = self._metadata
@@ -181,12 +191,24 @@ class PagedAttention:
             sliding_window=arguments.get("sliding_window"),
             softcap=arguments.get("softcap"),
         )
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+        module.__dict__["_paged_handle"] = layer_handle(module, self.attend)
+        return _zeros(query, value)
 
     @property
     def observing(self) -> bool:
         """True within `observe`."""
         return self._observing
+
+
+def paged_attention_of(model: nn.Module) -> PagedAttention:
+    """The paged attention of a model that was made into a `PagedModel`."""
+    paged: PagedAttention = model.__dict__["_paged_attention"]
+    return paged
+
+
+def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[1, num_tokens, num_heads, head_size_v]; in the shape of what `attend` returns."""
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 def _attention_function(

@@ -1,0 +1,70 @@
+"""Decoder layers compiled one by one, for CPUs.
+
+`torch.compile` of a whole model takes minutes, and one graph per layer is one graph for
+all layers that are alike: weights are inputs, and attention is one opaque operator
+(`runnerctl.runner.attention.compiled`). What is gained is the glue: norms, rotary
+embedding, activation and residuals become a few fused loops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from runnerctl.models.cache import cache_dir
+from runnerctl.runner.attention.interface import paged_attention_of
+
+from .cpu.build import find_compiler
+
+logger = logging.getLogger(__name__)
+
+# Both sides of the only size that compiled code is specialised on: one token.
+_REHEARSALS = (1, 2)
+
+
+def compile_layers(model: PreTrainedModel) -> str | None:
+    """Compile a model's decoder layers, or say why they run eagerly.
+
+    A compiler that fails is no reason to fail: the layers are then as they were.
+    """
+    if find_compiler() is None:
+        return _eagerly("no C++ compiler was found (install g++, or set CXX)")
+    layers = decoder_layers(model)
+    if not layers:
+        return _eagerly(f"the layers of {type(model).__name__} are not known")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        _rehearse(model)
+    except Exception as error:  # whatever the compiler raises
+        for layer in layers:
+            layer._compiled_call_impl = None
+        logger.debug("compiling failed", exc_info=True)
+        summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        return _eagerly(f"compiling failed ({summary})")
+    return f"compiled {len(layers)} layers"
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules that transformers calls the layers of this architecture, outermost only."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _rehearse(model: PreTrainedModel) -> None:
+    """Run forwards of the sizes that get code of their own; attention is zeros."""
+    with torch.inference_mode(), paged_attention_of(model).rehearse():
+        for count in _REHEARSALS:
+            tokens = torch.zeros(1, count, dtype=torch.int64, device=model.device)
+            positions = torch.arange(count, device=model.device).unsqueeze(0)
+            model(input_ids=tokens, position_ids=positions, use_cache=False)
+
+
+def _eagerly(reason: str) -> str:
+    logger.warning("V2 runs this model's layers eagerly: %s", reason)
+    return f"layers run eagerly: {reason}"
