@@ -164,7 +164,9 @@ def fake():
 def fake_step(params, num_reqs=3):
     state = table()
     names = [f"r{i}" for i in range(num_reqs)]
-    requests = [new(name, [1, 2, 3, 4, 5], (i, i + 10), params=params) for i, name in enumerate(names)]
+    requests = [
+        new(name, [1, 2, 3, 4, 5], (i, i + 10), params=params) for i, name in enumerate(names)
+    ]
     first = plan(*requests, **dict.fromkeys(names, 5))
     state.update(first)
     return state, StepBatch.of(first, state), names

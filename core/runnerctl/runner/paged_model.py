@@ -14,7 +14,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
-from runnerctl.runner.attention.interface import PagedAttention, cannot_be_paged
+from runnerctl.runner.attention.interface import (
+    PagedAttention,
+    cannot_be_paged,
+    paged_attention_of,
+)
 from runnerctl.runner.protocol import AttentionLayerSpec
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -117,13 +121,7 @@ class PagedModel:
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         keep = {"logits_to_keep": rows} if self._takes_logits_to_keep else {}
-        output = self._model(
-            input_ids=input_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            **keep,
-        )
-        logits: torch.Tensor = output.logits[0]
+        logits = _packed_forward(self._model, input_ids, positions, **keep)
         return logits if self._takes_logits_to_keep else logits[rows]
 
     def _check_signature(self) -> bool:
@@ -142,6 +140,32 @@ class PagedModel:
         with self._attention.observe():
             self._run(tokens, torch.arange(2, device=self.device), tokens[:1])
         _check_layers(self._architecture, self._config, self.layers)
+
+
+@torch.inference_mode()
+def rehearse(model: PreTrainedModel, num_tokens: int) -> None:
+    """Run a step of so many tokens with attention left out; no cache is needed.
+
+    For transformations that compile or measure. The model must have been made into a
+    `PagedModel`.
+    """
+    tokens = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
+    with paged_attention_of(model).rehearse():
+        _packed_forward(model, tokens, torch.arange(num_tokens, device=model.device))
+
+
+def _packed_forward(
+    model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, **keep: Any
+) -> torch.Tensor:
+    """Logits of packed tokens; tokens and positions are [num_tokens], int64."""
+    output = model(
+        input_ids=input_ids.unsqueeze(0),
+        position_ids=positions.unsqueeze(0),
+        use_cache=False,
+        **keep,
+    )
+    logits: torch.Tensor = output.logits[0]
+    return logits
 
 
 def _check_layers(

@@ -59,9 +59,7 @@ class SamplingTraits:
     any_top_p: bool
 
     @classmethod
-    def of(
-        cls, params: Sequence[tuple[float, int, float]], device: torch.device
-    ) -> SamplingTraits:
+    def of(cls, params: Sequence[tuple[float, int, float]], device: torch.device) -> SamplingTraits:
         """The traits of rows of (temperature, top_k, top_p), from values on the host."""
         random = [i for i, (temperature, _, _) in enumerate(params) if temperature > 0]
         top_ks = [params[i][1] for i in random]

@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from runnerctl.models.cache import cache_dir
-from runnerctl.runner.attention.interface import paged_attention_of
+from runnerctl.runner.paged_model import rehearse
 
 from .cpu.build import find_compiler
 
@@ -40,7 +39,8 @@ def compile_layers(model: PreTrainedModel) -> str | None:
     for layer in layers:
         layer.compile(dynamic=True)
     try:
-        _rehearse(model)
+        for num_tokens in _REHEARSALS:
+            rehearse(model, num_tokens)
     except Exception as error:  # whatever the compiler raises
         for layer in layers:
             layer._compiled_call_impl = None
@@ -54,15 +54,6 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The modules that transformers calls the layers of this architecture, outermost only."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def _rehearse(model: PreTrainedModel) -> None:
-    """Run forwards of the sizes that get code of their own; attention is zeros."""
-    with torch.inference_mode(), paged_attention_of(model).rehearse():
-        for count in _REHEARSALS:
-            tokens = torch.zeros(1, count, dtype=torch.int64, device=model.device)
-            positions = torch.arange(count, device=model.device).unsqueeze(0)
-            model(input_ids=tokens, position_ids=positions, use_cache=False)
 
 
 def _eagerly(reason: str) -> str:

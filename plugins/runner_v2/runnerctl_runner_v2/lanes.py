@@ -32,6 +32,7 @@ class Lane(ABC):
     def launch(self, step: Callable[[], StepOutput]) -> StepHandle:
         """Start a step; its errors are raised by the handle."""
 
+    @abstractmethod
     def close(self) -> None:
         """Wait for what was started and free the lane."""
 

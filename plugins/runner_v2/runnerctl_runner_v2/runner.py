@@ -66,9 +66,9 @@ class ModelRunnerV2:
         plans = warm_up_plans(limits, self._max_model_len, self._table.block_size, self._num_blocks)
         for plan in plans:
             self.execute(plan).result()
-        if self._device.type == "cuda" and not self._config.runner.enforce_eager:
-            if type(self._backend).capturable:
-                self._graphs = self._lane.call(self._capture)
+        eager = self._config.runner.enforce_eager or not self._backend.capturable
+        if self._device.type == "cuda" and not eager:
+            self._graphs = self._lane.call(self._capture)
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """See `ModelRunner.execute`; the step may still run when this returns."""

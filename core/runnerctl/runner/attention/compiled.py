@@ -16,11 +16,13 @@ from torch import nn
 
 Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_LIBRARY = torch.library.Library("runnerctl", "FRAGMENT")
-_LIBRARY.define("paged_attention(Tensor query, Tensor key, Tensor value, Tensor handle) -> Tensor")
+_LIBRARY = torch.library.Library("runnerctl", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "paged_attention(Tensor query, Tensor key, Tensor value, Tensor handle) -> Tensor"
+)
 
 _HANDLES = count()
-_LAYERS: dict[int, tuple[weakref.ref[nn.Module], weakref.WeakMethod[Attend]]] = {}
+_LAYERS: dict[int, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {}
 
 
 def layer_handle(module: nn.Module, attend: Attend) -> torch.Tensor:
@@ -34,7 +36,15 @@ def layer_handle(module: nn.Module, attend: Attend) -> torch.Tensor:
         [], int64, on the host.
     """
     number = next(_HANDLES)
-    _LAYERS[number] = (weakref.ref(module), weakref.WeakMethod(attend))
+    of_module, of_method = weakref.ref(module), weakref.WeakMethod(attend)
+
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        layer, method = of_module(), of_method()
+        if layer is None or method is None:
+            raise RuntimeError("attention of a model that was closed")
+        return method(layer, query, key, value)
+
+    _LAYERS[number] = run
     weakref.finalize(module, _LAYERS.pop, number, None)
     return torch.tensor(number)
 
@@ -50,10 +60,7 @@ def paged_attention(
 def _run(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: torch.Tensor
 ) -> torch.Tensor:
-    module, attend = (reference() for reference in _LAYERS[int(handle)])
-    if module is None or attend is None:
-        raise RuntimeError("attention of a model that was closed")
-    return attend(module, query, key, value)  # type: ignore[operator, no-any-return]
+    return _LAYERS[int(handle)](query, key, value)
 
 
 def _shape(
@@ -62,5 +69,5 @@ def _shape(
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-_LIBRARY.impl("paged_attention", _run, "CompositeExplicitAutograd")
+_LIBRARY.impl("paged_attention", _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("runnerctl::paged_attention", _shape, lib=_LIBRARY)

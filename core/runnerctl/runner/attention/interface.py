@@ -221,7 +221,8 @@ def _attention_function(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; the signature is theirs."""
     if torch.compiler.is_compiling():
-        return paged_attention(query, key, value, module._paged_handle), None
+        handle: torch.Tensor = module._paged_handle  # type: ignore[assignment]
+        return paged_attention(query, key, value, handle), None
     paged: PagedAttention = module.__dict__["_paged_attention"]
     if not paged.observing:
         return paged.attend(module, query, key, value), None
