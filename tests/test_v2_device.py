@@ -181,7 +181,9 @@ def test_a_step_waits_for_nothing(fake, params):
     logits = torch.randn(rows.shape[0], VOCAB)
     num_prompt_rows = sum(span.end - span.start for span in spans)
     prompt_logprobs(logits[:num_prompt_rows], state, batch, spans)
-    tokens, _ = sample_tokens(logits[num_prompt_rows:], state, batch.rows, inputs.idx_mapping)
+    tokens, _ = sample_tokens(
+        logits[num_prompt_rows:], state, batch.rows, inputs.idx_mapping, inputs.positions[:3]
+    )
     assert tokens.shape == (3,)
     decode = plan(*(CachedRequest(name, (7,), 5) for name in names), **dict.fromkeys(names, 1))
     state.update(decode)
@@ -189,7 +191,9 @@ def test_a_step_waits_for_nothing(fake, params):
     again = prepare_decode(state, inputs.idx_mapping, np.full(3, 6, np.int32), MAX_MODEL_LEN)
     assert again.input_ids.shape == (3,)
     logits = torch.randn(3, VOCAB)
-    tokens, logprobs = sample_tokens(logits, state, batch.rows, again.idx_mapping)
+    tokens, logprobs = sample_tokens(
+        logits, state, batch.rows, again.idx_mapping, again.positions + 1
+    )
     assert tokens.shape == (3,)
     assert (logprobs is None) == (params is GREEDY)
 

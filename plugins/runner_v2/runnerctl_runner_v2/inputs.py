@@ -85,22 +85,25 @@ def prepare(table: StateTable, batch: StepBatch) -> StepInputs:
     said = to_device([*indices, *query_start_loc_np.tolist()], torch.int64, device)
     idx_mapping, query_start_loc = said[:num_reqs], said[num_reqs:]
     num_scheduled = query_start_loc[1:] - query_start_loc[:-1]
-    place = torch.arange(num_reqs, device=device)
-    req_of_token = place.repeat_interleave(num_scheduled, output_size=num_tokens)
-    row_of_token = idx_mapping[req_of_token]
-    offsets = torch.arange(num_tokens, device=device) - query_start_loc[req_of_token]
-    positions = table.num_computed_tokens[row_of_token] + offsets
+    computed = table.num_computed_tokens.index_select(0, idx_mapping)
+    places = table.arange[:num_reqs].long()
+    req_of_token = places.repeat_interleave(num_scheduled, output_size=num_tokens)
+    row_of_token = idx_mapping.index_select(0, req_of_token)
+    first_position = (computed - query_start_loc[:-1]).index_select(0, req_of_token)
+    positions = first_position + torch.arange(num_tokens, device=device)
+    longest = int(seq_lens_np.max())
+    block_table = _block_table(table, idx_mapping, longest)
     return StepInputs(
         idx_mapping=idx_mapping,
-        input_ids=table.token_ids[row_of_token, positions].long(),
+        input_ids=table.tokens_at(row_of_token, positions).long(),
         positions=positions,
         attention=AttentionBatch(
             query_start_loc=query_start_loc.int(),
-            seq_lens=(table.num_computed_tokens[idx_mapping] + num_scheduled).int(),
-            block_table=_block_table(table, idx_mapping, int(seq_lens_np.max())),
-            slot_mapping=_slots(table, row_of_token, positions),
+            seq_lens=(computed + num_scheduled).int(),
+            block_table=block_table,
+            slot_mapping=table.slots(block_table.index_select(0, req_of_token), positions),
             max_query_len=int(scheduled_np.max()),
-            max_seq_len=int(seq_lens_np.max()),
+            max_seq_len=longest,
             query_start_loc_np=query_start_loc_np,
             seq_lens_np=seq_lens_np,
         ),
@@ -118,17 +121,18 @@ def prepare_decode(
         max_seq_len: no sequence is longer; under a CUDA graph a bound for all replays.
     """
     num_reqs = idx_mapping.shape[0]
-    num_computed = table.num_computed_tokens[idx_mapping]
-    positions = num_computed.long()
+    computed = table.num_computed_tokens.index_select(0, idx_mapping)
+    positions = computed.long()
+    block_table = _block_table(table, idx_mapping, max_seq_len)
     return StepInputs(
         idx_mapping=idx_mapping,
-        input_ids=table.token_ids[idx_mapping, positions].long(),
+        input_ids=table.tokens_at(idx_mapping, positions).long(),
         positions=positions,
         attention=AttentionBatch(
-            query_start_loc=torch.arange(num_reqs + 1, dtype=torch.int32, device=table.device),
-            seq_lens=num_computed + 1,
-            block_table=_block_table(table, idx_mapping, max_seq_len),
-            slot_mapping=_slots(table, idx_mapping, positions),
+            query_start_loc=table.arange[: num_reqs + 1],
+            seq_lens=computed + 1,
+            block_table=block_table,
+            slot_mapping=table.slots(block_table, positions),
             max_query_len=1,
             max_seq_len=max_seq_len,
             query_start_loc_np=np.arange(num_reqs + 1, dtype=np.int32),
@@ -141,9 +145,3 @@ def _block_table(table: StateTable, rows: torch.Tensor, max_seq_len: int) -> tor
     """[num_rows, blocks of the longest sequence], int32."""
     width = -(-max_seq_len // table.block_size)
     return table.block_table[:, :width].index_select(0, rows)
-
-
-def _slots(table: StateTable, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """[num_tokens], int64; where each token's K and V go."""
-    blocks = table.block_table[rows, positions // table.block_size].long()
-    return blocks * table.block_size + positions % table.block_size

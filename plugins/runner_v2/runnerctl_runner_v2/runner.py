@@ -121,19 +121,23 @@ class ModelRunnerV2:
         spans = prompt_spans(batch)
         if batch.is_decode and not spans:
             logits, idx_mapping = self._decode(batch)
+            sampling = idx_mapping
         else:
             inputs = prepare(table, batch)
             logits = self._forward(inputs, logits_rows(batch, spans, self._device))
             idx_mapping = inputs.idx_mapping
+            sampling = idx_mapping[to_device(batch.sampling, torch.int64, self._device)]
+        self._count_computed(batch, idx_mapping)
         num_prompt_rows = sum(span.end - span.start for span in spans)
         tokens, logprobs = None, None
         if batch.sampling:
-            sampling = idx_mapping
-            if len(batch.sampling) < len(batch.rows):
-                sampling = idx_mapping[to_device(batch.sampling, torch.int64, self._device)]
-            rows = [batch.rows[place] for place in batch.sampling]
-            tokens, logprobs = sample_tokens(logits[num_prompt_rows:], table, rows, sampling)
-        self._count_computed(batch, idx_mapping)
+            tokens, logprobs = sample_tokens(
+                logits[num_prompt_rows:],
+                table,
+                [batch.rows[place] for place in batch.sampling],
+                sampling,
+                table.num_computed_tokens.index_select(0, sampling).long(),
+            )
         return StepOutput(
             plan.step_id,
             batch,

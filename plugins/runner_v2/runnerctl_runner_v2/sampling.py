@@ -74,7 +74,11 @@ def prompt_logprobs(
 
 
 def sample_tokens(
-    logits: torch.Tensor, table: StateTable, rows: list[HostRow], indices: torch.Tensor
+    logits: torch.Tensor,
+    table: StateTable,
+    rows: list[HostRow],
+    indices: torch.Tensor,
+    positions: torch.Tensor,
 ) -> tuple[torch.Tensor, LogprobTensors | None]:
     """One token for each row, written to the table, and log-probabilities if any row wants them.
 
@@ -82,12 +86,12 @@ def sample_tokens(
         logits: [num_rows, vocab_size], as the model gave them.
         rows: those that get a token; `num_tokens` counts it already.
         indices: [num_rows], int64; their places in the table.
+        positions: [num_rows], int64; where in their sequences the new tokens are.
 
     Returns:
         [num_rows], int64, and the log-probabilities of the rows that asked.
     """
     device = logits.device
-    positions = to_device([row.num_tokens - 1 for row in rows], torch.int64, device)
     params = [row.sampling_params for row in rows]
     if all(one.is_greedy for one in params):
         tokens = _processed(logits, table, rows, indices).argmax(dim=-1)
@@ -102,7 +106,7 @@ def sample_tokens(
         )
         traits = SamplingTraits.of([(p.temperature, p.top_k, p.top_p) for p in params], device)
         tokens = sample(_processed(logits, table, rows, indices), parameters, traits)
-    table.token_ids.index_put_((indices, positions), tokens.int())
+    table.write_tokens(indices, positions, tokens)
     asking = [i for i, one in enumerate(params) if one.logprobs is not None]
     if not asking:
         return tokens, None

@@ -49,6 +49,7 @@ class StateTable:
             are the scratch block, which belongs to nobody.
         temperature, top_p, min_p: [num_rows], float32.
         top_k, seed: [num_rows], int64.
+        arange: [num_rows + 1], int32; to take slices of.
     """
 
     def __init__(
@@ -77,8 +78,35 @@ class StateTable:
         self.min_p = column(torch.float32)
         self.top_k = column(torch.int64)
         self.seed = column(torch.int64)
+        # 0, 1, 2 ... for batches to take slices of
+        self.arange = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         self._rows: dict[str, HostRow] = {}
         self._free = list(reversed(range(max_num_seqs)))
+
+    def tokens_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[n], int32: one token of each row; both arguments are [n], int64."""
+        # One flat lookup costs a third of what indexing in two dimensions does on a CPU.
+        return self.token_ids.view(-1).index_select(0, self._flat(rows, positions))
+
+    def write_tokens(
+        self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        """Put one token into each row; the arguments are [n], int64, no row twice."""
+        self.token_ids.view(-1).index_copy_(0, self._flat(rows, positions), tokens.int())
+
+    def slots(self, block_table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where the K and V of tokens go: block id x block size + offset.
+
+        Args:
+            block_table: [n, max blocks], int32; of each token's request.
+            positions: [n], int64.
+
+        Returns:
+            [n], int64.
+        """
+        place = positions // self.block_size
+        block_ids = block_table.gather(1, place.unsqueeze(1)).squeeze(1)
+        return torch.add(positions, block_ids - place, alpha=self.block_size)
 
     def row(self, request_id: str) -> HostRow:
         """The host's side of a live request's row."""
@@ -110,6 +138,9 @@ class StateTable:
         """Forget all requests."""
         for request_id in list(self._rows):
             self._drop(request_id)
+
+    def _flat(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.add(positions, rows, alpha=self.token_ids.shape[1])
 
     def _drop(self, request_id: str) -> None:
         row = self._rows.pop(request_id, None)
