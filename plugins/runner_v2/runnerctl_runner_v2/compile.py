@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from runnerctl.models.cache import cache_dir
 from runnerctl.runner.paged_model import rehearse
 
-from .cpu.build import find_compiler
+from .cpu.build import BuildError, find_compiler
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,10 @@ def compile_layers(model: PreTrainedModel) -> str | None:
 
     A compiler that fails is no reason to fail: the layers are then as they were.
     """
-    if find_compiler() is None:
-        return _eagerly("no C++ compiler was found (install g++, or set CXX)")
+    try:
+        find_compiler()
+    except BuildError as error:
+        return _eagerly(str(error))
     layers = decoder_layers(model)
     if not layers:
         return _eagerly(f"the layers of {type(model).__name__} are not known")
