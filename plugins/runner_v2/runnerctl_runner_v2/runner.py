@@ -99,8 +99,11 @@ class ModelRunnerV2:
         backend = choose_backend(
             self._config.runner.attention_backend,
             self._model.layers,
-            self._device,
-            dtype,
+            backends=self._context.plugins.attention_backends,
+            device=self._device,
+            dtype=dtype,
+            block_size=self._config.cache.block_size,
+            allow_compiled=not self._config.runner.enforce_eager,
             setting=self._config.where("attention_backend"),
         )
         self._backend = backend(self._config.cache.block_size)
