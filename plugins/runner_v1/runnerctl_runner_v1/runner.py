@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from runnerctl.models.checkpoint import read_config
-from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
-from runnerctl.runner.attention.registry import choose_backend
-from runnerctl.runner.memory import default_cache_bytes, default_device, free_memory_bytes
-from runnerctl.runner.model_loader import load_model, resolve_dtype
-from runnerctl.runner.paged_model import PagedModel
+from runnerctl.runner.memory import default_device
+from runnerctl.runner.paged_loading import load_paged_model
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.runner.step import FinishedStep, StepHandle, StepPlan, StepResult
-from runnerctl.runner.transforms import AppliedTransform, Stage, apply_transforms
 
 from .input_batch import InputBatch, RequestState
 from .inputs import prepare_inputs
@@ -31,46 +25,13 @@ class ModelRunnerV1:
 
     def load(self) -> LoadedModel:
         """See `ModelRunner.load`."""
-        register_attention()
-        config = self._config.model
-        dtype = resolve_dtype(config.dtype, read_config(self._context.model_path), self._device)
-        model = load_model(
-            self._context.model_path,
-            dtype=dtype,
-            device=self._device,
-            trust_remote_code=config.trust_remote_code,
-            attn_implementation=ATTN_IMPLEMENTATION,
-        )
-        transforms = self._transform(model, "fuse", "pack")
-        self._model = PagedModel(model)
-        # only now: the dry run would be the first thing that is compiled
-        if not self._config.runner.enforce_eager:
-            transforms += self._transform(model, "compile")
-        backend = choose_backend(
-            self._config.runner.attention_backend,
-            self._model.layers,
-            backends=self._context.plugins.attention_backends,
-            device=self._device,
-            dtype=dtype,
-            block_size=self._config.cache.block_size,
-            setting=self._config.where("attention_backend"),
-        )
-        self._backend = backend(self._config.cache.block_size)
-        return LoadedModel(
-            vocab_size=self._model.vocab_size,
-            max_model_len=self._model.max_model_len,
-            attention_backend=backend.name,
-            transforms=transforms,
-        )
+        self._loaded = load_paged_model(self._context, self._device, allow_compiled=False)
+        self._model, self._backend = self._loaded.model, self._loaded.backend
+        return self._loaded.facts
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """See `ModelRunner.kv_cache_spec`."""
-        free = free_memory_bytes(self._device)
-        return KVCacheSpec(
-            layers=self._model.layer_specs(),
-            available_bytes=default_cache_bytes(self._device, free),
-            free_bytes=free,
-        )
+        return self._loaded.kv_cache_spec()
 
     def initialize_kv_cache(self, num_blocks: int, max_model_len: int) -> None:
         """See `ModelRunner.initialize_kv_cache`."""
@@ -85,7 +46,7 @@ class ModelRunnerV1:
         """See `ModelRunner.shutdown`."""
         if hasattr(self, "_model"):
             self._model.close()
-            del self._model
+            del self._model, self._loaded
         self._requests.clear()
 
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -123,11 +84,6 @@ class ModelRunnerV1:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs(logits[:num_prompt_rows], inputs.spans),
         )
-
-    def _transform(self, model: nn.Module, *stages: Stage) -> tuple[AppliedTransform, ...]:
-        """Change the model as plugins want it; nothing of V1's own."""
-        decision, plugins = self._context.decision, self._context.plugins
-        return apply_transforms(model, self._config, decision, plugins, stages=stages)
 
     def _update_batch(self, plan: StepPlan) -> None:
         """Bring rows and states in line with the plan."""

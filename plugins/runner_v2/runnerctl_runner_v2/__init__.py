@@ -1,4 +1,4 @@
-"""V2's policy: it votes for itself on models that generate text.
+"""The V2 runner: it provides `v2`, votes for it, and brings what makes a CPU fast.
 
 Whether V2 *can* serve a model is not said here: the host compares what a runner offers
 with what a configuration needs. Other plugins cancel this vote where V2 should not be
@@ -7,12 +7,12 @@ the default.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from runnerctl import BUILTIN, RunnerSpec, Vote, hookimpl
+from runnerctl import BUILTIN, AttentionBackendSpec, ModelTransform, RunnerSpec, Vote, hookimpl
 
 if TYPE_CHECKING:
-    from runnerctl import EngineConfig
+    from runnerctl import Decision, EngineConfig
 
 
 @hookimpl
@@ -37,3 +37,34 @@ def select_runner(config: EngineConfig) -> Vote | None:
     if config.facts is None or config.facts.runner_type != "generate":
         return None
     return Vote("v2", "v2 is the default for models that generate text", BUILTIN)
+
+
+@hookimpl
+def register_attention_backends() -> list[AttentionBackendSpec]:
+    """Provide the CPU's paged kernels."""
+    return [
+        AttentionBackendSpec(
+            "cpu_paged",
+            "runnerctl_runner_v2.cpu.backend:CpuPagedBackend",
+            # After every kernel for a GPU, before core's way that runs everywhere.
+            priority=-25,
+            compiles=True,
+        )
+    ]
+
+
+@hookimpl
+def transform_model(
+    model: Any, config: EngineConfig, decision: Decision
+) -> list[ModelTransform] | None:
+    """Pack linear layers and compile decoder layers, for V2 on a CPU."""
+    if decision.runner != "v2" or config.runner.enforce_eager or model.device.type != "cpu":
+        return None
+    from .compile import compile_layers
+    from .cpu.packed_linear import pack_linears
+
+    transforms = [ModelTransform("packed linear layers", "pack", pack_linears)]
+    # Which experts a token goes to decides what is computed: nothing to compile ahead.
+    if config.facts is not None and not config.facts.is_moe:
+        transforms.append(ModelTransform("compiled layers", "compile", compile_layers))
+    return transforms

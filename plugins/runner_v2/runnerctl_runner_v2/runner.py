@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from runnerctl.models.checkpoint import read_config
-from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
-from runnerctl.runner.attention.registry import choose_backend
-from runnerctl.runner.memory import default_cache_bytes, default_device, free_memory_bytes
-from runnerctl.runner.model_loader import load_model, resolve_dtype
-from runnerctl.runner.paged_model import PagedModel
+from runnerctl.runner.memory import default_device
+from runnerctl.runner.paged_loading import load_paged_model
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.runner.step import StepHandle, StepPlan
 from runnerctl.runner.transfer import to_device
@@ -40,12 +36,7 @@ class ModelRunnerV2:
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """See `ModelRunner.kv_cache_spec`."""
-        free = free_memory_bytes(self._device)
-        return KVCacheSpec(
-            layers=self._model.layer_specs(),
-            available_bytes=default_cache_bytes(self._device, free),
-            free_bytes=free,
-        )
+        return self._loaded.kv_cache_spec()
 
     def initialize_kv_cache(self, num_blocks: int, max_model_len: int) -> None:
         """See `ModelRunner.initialize_kv_cache`. One block more is allocated, for padding."""
@@ -82,32 +73,13 @@ class ModelRunnerV2:
             self._table.clear()
         if hasattr(self, "_model"):
             self._model.close()
-            del self._model
+            del self._model, self._loaded
 
     def _load(self) -> LoadedModel:
-        register_attention()
-        config = self._config.model
-        dtype = resolve_dtype(config.dtype, read_config(self._context.model_path), self._device)
-        model = load_model(
-            self._context.model_path,
-            dtype=dtype,
-            device=self._device,
-            trust_remote_code=config.trust_remote_code,
-            attn_implementation=ATTN_IMPLEMENTATION,
-        )
-        self._model = PagedModel(model)
-        backend = choose_backend(
-            self._config.runner.attention_backend,
-            self._model.layers,
-            backends=self._context.plugins.attention_backends,
-            device=self._device,
-            dtype=dtype,
-            block_size=self._config.cache.block_size,
-            allow_compiled=not self._config.runner.enforce_eager,
-            setting=self._config.where("attention_backend"),
-        )
-        self._backend = backend(self._config.cache.block_size)
-        return LoadedModel(self._model.vocab_size, self._model.max_model_len)
+        eager = self._config.runner.enforce_eager
+        self._loaded = load_paged_model(self._context, self._device, allow_compiled=not eager)
+        self._model, self._backend = self._loaded.model, self._loaded.backend
+        return self._loaded.facts
 
     @torch.inference_mode()
     def _capture(self) -> DecodeGraphs:

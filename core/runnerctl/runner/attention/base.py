@@ -122,6 +122,10 @@ class AttentionBackend(ABC, Generic[MetadataT]):
     name: ClassVar[str]
     capturable: ClassVar[bool] = False
 
+    def __init__(self, block_size: int) -> None:
+        """A backend for caches of `block_size` tokens per block."""
+        self.block_size = block_size
+
     @classmethod
     @abstractmethod
     def why_not(

@@ -77,7 +77,7 @@ def build_extension() -> Extension:
     Raises:
         BuildError: no compiler, a compiler that fails, a cache that cannot be written.
     """
-    compiler = _find_compiler()
+    compiler = find_compiler()
     sources = sorted(_FOLDER.glob("*.cpp"))
     flags = _flags()
     began = time.perf_counter()
@@ -97,7 +97,12 @@ def build_extension() -> Extension:
     return Extension(folder / _LIBRARY, time.perf_counter() - began if built else 0.0)
 
 
-def _find_compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """The command of a C++ compiler: CXX's, else the first there is.
+
+    Raises:
+        BuildError: there is none.
+    """
     named = os.environ.get("CXX")
     for command in [named] if named else ["c++", "g++", "clang++"]:
         words = shlex.split(command)

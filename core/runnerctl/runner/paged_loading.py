@@ -1,0 +1,85 @@
+"""From a checkpoint to a model that is ready for packed steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runnerctl.models.checkpoint import read_config
+from runnerctl.runner.attention.base import AttentionBackend
+from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
+from runnerctl.runner.attention.registry import choose_backend
+from runnerctl.runner.memory import default_cache_bytes, free_memory_bytes
+from runnerctl.runner.model_loader import load_model, resolve_dtype
+from runnerctl.runner.paged_model import PagedModel
+from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
+from runnerctl.runner.transforms import AppliedTransform, Stage, apply_transforms
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPagedModel:
+    """A model, the attention that fits it, and what the engine has to know of the two."""
+
+    model: PagedModel
+    backend: AttentionBackend[Any]
+    facts: LoadedModel
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The cache the model needs, and the memory there is for it now."""
+        device = self.model.device
+        free = free_memory_bytes(device)
+        return KVCacheSpec(
+            layers=self.model.layer_specs(),
+            available_bytes=default_cache_bytes(device, free),
+            free_bytes=free,
+        )
+
+
+def load_paged_model(
+    context: WorkerContext, device: torch.device, *, allow_compiled: bool
+) -> LoadedPagedModel:
+    """Load, transform, check by a dry run, and choose the attention backend.
+
+    Args:
+        context: of the runner.
+        device: where the model goes.
+        allow_compiled: `auto` may choose a backend that builds native code.
+
+    Raises:
+        ModelError: the checkpoint cannot be served; says why and what to do.
+        UserError: no attention backend serves this model here.
+        PluginError: a plugin's transformation or backend is broken.
+    """
+    register_attention()
+    config = context.config
+    dtype = resolve_dtype(config.model.dtype, read_config(context.model_path), device)
+    model = load_model(
+        context.model_path,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=config.model.trust_remote_code,
+        attn_implementation=ATTN_IMPLEMENTATION,
+    )
+
+    def transform(*stages: Stage) -> tuple[AppliedTransform, ...]:
+        return apply_transforms(model, config, context.decision, context.plugins, stages=stages)
+
+    transforms = transform("fuse", "pack")
+    paged = PagedModel(model)
+    backend = choose_backend(
+        config.runner.attention_backend,
+        paged.layers,
+        backends=context.plugins.attention_backends,
+        device=device,
+        dtype=dtype,
+        block_size=config.cache.block_size,
+        setting=config.where("attention_backend"),
+        allow_compiled=allow_compiled,
+    )
+    # Only now: the dry run would be the first thing that is compiled.
+    if not config.runner.enforce_eager:
+        transforms += transform("compile")
+    facts = LoadedModel(paged.vocab_size, paged.max_model_len, backend.name, transforms)
+    return LoadedPagedModel(paged, backend(config.cache.block_size), facts)
