@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from runnerctl.errors import UserError
 from runnerctl.runner.spec import RunnerSpec
@@ -164,7 +165,8 @@ def _tensor_bytes() -> int:
     tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
     storages = {}
     for tensor in tensors:
-        if tensor.layout is torch.strided and tensor.device.type != "meta":
+        has_data = tensor.layout is torch.strided and tensor.device.type != "meta"
+        if has_data and not isinstance(tensor, FakeTensor):  # the compiler's, without memory
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -12,6 +12,7 @@ import logging
 import os
 
 from torch import nn
+from torch._inductor import config as inductor
 from transformers import PreTrainedModel
 
 from runnerctl.models.cache import cache_dir
@@ -41,8 +42,10 @@ def compile_layers(model: PreTrainedModel) -> str | None:
     for layer in layers:
         layer.compile(dynamic=True)
     try:
-        for num_tokens in _REHEARSALS:
-            rehearse(model, num_tokens)
+        # In this process: one graph at a time gains nothing from workers, which would stay.
+        with inductor.patch(compile_threads=1):
+            for num_tokens in _REHEARSALS:
+                rehearse(model, num_tokens)
     except Exception as error:  # whatever the compiler raises
         for layer in layers:
             layer._compiled_call_impl = None
