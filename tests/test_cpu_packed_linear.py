@@ -24,8 +24,7 @@ SHAPES = [(1, 1), (15, 7), (17, 131), (48, 33), (130, 64), (50, 1537)]  # out, i
 @pytest.fixture(scope="module")
 def kernel():
     extension = packed_linear.load_packed_linear()
-    if isinstance(extension, str):
-        pytest.skip(extension)
+    assert isinstance(extension, Extension), extension  # a compiler is part of a test machine
     return extension
 
 
