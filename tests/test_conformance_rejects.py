@@ -38,6 +38,7 @@ BACKENDS = {
         "the query was torch.bfloat16",
     ),
     "RoundsToHalf": ("test_head_sizes[128]", NOT_CLOSE),
+    "ClaimsToBeCapturable": (MIXED.format("plain"), "capturable and reads a host array"),
     "DeclinesWithoutAReason": ("test_it_says_what_it_declines_in_a_sentence", "not ''"),
 }
 POLICIES = {

@@ -114,6 +114,12 @@ class RoundsToHalf(SdpaBackend):
         return super().forward(query, *arguments).half().to(query.dtype)
 
 
+class ClaimsToBeCapturable(SdpaBackend):
+    """And loops over the host's arrays."""
+
+    capturable = True
+
+
 class DeclinesWithoutAReason(SdpaBackend):
     @classmethod
     def why_not(cls, layer, device, dtype, block_size):

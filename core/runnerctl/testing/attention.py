@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from runnerctl.runner.attention.base import (
     AttentionBackend,
@@ -143,6 +144,23 @@ class AttentionBackendConformance:
             output = backend.forward(step.query, step.key, step.value, step.cache, layer, metadata)
             _assert_close(output, truth.expected, dtype)
 
+    def test_what_can_be_captured_prepares_without_waiting_for_the_device(self) -> None:
+        """Under fake tensors, whose values nobody can read."""
+        if not self.backend.capturable:
+            pytest.skip("the backend does not claim to be capturable")
+        layer = _layer((4, 2), 64)
+        batch = self._step("mixed", layer, self._dtype(layer)).batch
+        with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+            fakes: dict[str, Any] = {
+                name: mode.from_tensor(value)
+                for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")
+                if isinstance(value := getattr(batch, name), torch.Tensor)
+            }
+            hidden: Any = _HiddenFromTheDevice()
+            self.make_backend().prepare(
+                replace(batch, **fakes, query_start_loc_np=hidden, seq_lens_np=hidden)
+            )
+
     def test_it_says_what_it_declines_in_a_sentence(self) -> None:
         """`why_not` is None, or what the user reads when no backend fits."""
         odd = [
@@ -165,7 +183,11 @@ class AttentionBackendConformance:
 
     def _forward(self, step: _Step, layer: AttentionLayer) -> torch.Tensor:
         backend = self.make_backend()
-        metadata = backend.prepare(step.batch)
+        batch = step.batch
+        if self.backend.capturable:
+            hidden: Any = _HiddenFromTheDevice()
+            batch = replace(batch, query_start_loc_np=hidden, seq_lens_np=hidden)
+        metadata = backend.prepare(batch)
         return backend.forward(step.query, step.key, step.value, step.cache, layer, metadata)
 
     def _dtype(self, *layers: AttentionLayer) -> torch.dtype:
@@ -185,7 +207,23 @@ class AttentionBackendConformance:
         return False
 
     def _step(self, mix: str, layer: AttentionLayer, dtype: torch.dtype) -> _Step:
-        return _make_step(_mixes(self.block_size)[mix], layer, dtype, self.device, self.block_size)
+        step = _make_step(_mixes(self.block_size)[mix], layer, dtype, self.device, self.block_size)
+        if not self.backend.needs_finite_cache:
+            return step
+        # garbage still, but such as a weight of 0 takes away
+        for pages in (step.cache.key, step.cache.value):
+            pages.nan_to_num_(nan=500.0)
+        return step
+
+
+class _HiddenFromTheDevice:
+    """In place of the host's arrays, for backends that promise not to read them."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"the backend claims to be capturable and reads a host array ({name})")
+
+    def __getitem__(self, key: object) -> Any:
+        raise AssertionError("the backend claims to be capturable and reads a host array")
 
 
 def _layer(

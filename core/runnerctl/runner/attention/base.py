@@ -117,10 +117,14 @@ class AttentionBackend(ABC, Generic[MetadataT]):
         name: as users spell it.
         capturable: `prepare` and `forward` read no host array of the batch and never wait
             for the device, so that a CUDA graph may capture them.
+        needs_finite_cache: it reads slots behind a request's last token in its last block,
+            and gives them a weight of 0; what is not finite there would spoil the sum. The
+            cache has to be allocated with zeros then.
     """
 
     name: ClassVar[str]
     capturable: ClassVar[bool] = False
+    needs_finite_cache: ClassVar[bool] = False
 
     def __init__(self, block_size: int) -> None:
         """A backend for caches of `block_size` tokens per block."""

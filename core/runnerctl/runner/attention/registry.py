@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from runnerctl.errors import PluginError, UserError
+from runnerctl.runner.attention import prechecks
 from runnerctl.runner.attention.spec import AttentionBackendSpec, RegisteredBackend
 from runnerctl.suggest import block_flag, did_you_mean
 
@@ -24,8 +25,21 @@ logger = logging.getLogger(__name__)
 Backends = Mapping[str, RegisteredBackend]
 """By name, in the order in which `auto` tries them: `PluginHost.attention_backends`."""
 
+_HERE = "runnerctl.runner.attention"
 BUILTIN_BACKENDS = (
-    AttentionBackendSpec("sdpa", "runnerctl.runner.attention.sdpa:SdpaBackend", priority=-30),
+    AttentionBackendSpec(
+        "flash_attn",
+        f"{_HERE}.flash_attn:FlashAttnBackend",
+        priority=-10,
+        precheck=prechecks.flash_attn,
+    ),
+    AttentionBackendSpec(
+        "torch_flash",
+        f"{_HERE}.torch_flash:TorchFlashBackend",
+        priority=-20,
+        precheck=prechecks.torch_flash,
+    ),
+    AttentionBackendSpec("sdpa", f"{_HERE}.sdpa:SdpaBackend", priority=-30),
 )
 
 
