@@ -93,3 +93,19 @@ def test_the_cache_is_let_go_when_the_model_is_closed(tmp_path):
     assert cache() is None
     with pytest.raises(RuntimeError, match="outside of a step"):
         model._run(torch.tensor([1]), torch.tensor([0]), torch.tensor([0]))
+
+
+def test_a_backend_that_needs_a_finite_cache_gets_zeros(tmp_path, monkeypatch):
+    """Some kernels read the rest of a sequence's last block: NaN there would be everybody's."""
+    empty = torch.empty
+
+    def dirty(*shape, **options):
+        is_cache = len(shape) == 4
+        return torch.full(shape, float("nan"), **options) if is_cache else empty(*shape, **options)
+
+    monkeypatch.setattr(SdpaBackend, "needs_finite_cache", True)
+    monkeypatch.setattr(torch, "empty", dirty)
+    folder = make_tiny_model("llama", tmp_path)
+    with LLM(folder, runner="v1", num_gpu_blocks_override=4) as llm:
+        caches = llm._engine._executor._runner._model._attention._caches.values()
+        assert not any(cache.key.any() or cache.value.any() for cache in caches)

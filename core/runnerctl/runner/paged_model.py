@@ -83,11 +83,12 @@ class PagedModel:
         self, backend: AttentionBackend[Any], num_blocks: int, block_size: int
     ) -> None:
         """Allocate the paged cache of every layer and bind it."""
+        allocate = torch.zeros if backend.needs_finite_cache else torch.empty
         caches = []
         for layer in self.layers:
             shape = (num_blocks, block_size, layer.num_kv_heads)
-            key = torch.empty(*shape, layer.head_size, dtype=self.dtype, device=self.device)
-            value = torch.empty(*shape, layer.head_size_v, dtype=self.dtype, device=self.device)
+            key = allocate(*shape, layer.head_size, dtype=self.dtype, device=self.device)
+            value = allocate(*shape, layer.head_size_v, dtype=self.dtype, device=self.device)
             caches.append(LayerKVCache(key, value))
         self._attention.bind(backend, caches)
 
