@@ -77,6 +77,23 @@ def test_a_shared_block_is_free_only_after_its_last_holder():
     pool.check_idle()
 
 
+def test_a_retired_block_keeps_its_contents_and_is_not_handed_out():
+    pool = BlockPool(2)
+    (key,) = chain([1, 2, 3])
+    blocks = pool.allocate(1)
+    pool.index(blocks[0], key)
+    pool.retire(blocks)
+    assert (pool.num_free_blocks, pool.num_leaving_blocks) == (1, 1)
+    assert pool.find_prefix([key]) == blocks
+    # somebody new holds on to it: it will not be free when the step in flight is done
+    pool.hold(blocks)
+    assert pool.num_leaving_blocks == 0
+    pool.release_retired(blocks)
+    assert pool.num_free_blocks == 1
+    pool.release(blocks)
+    pool.check_idle()
+
+
 def test_more_than_there_is_cannot_be_allocated():
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="3 KV blocks asked for, 2 free"):
@@ -91,6 +108,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(6)
         self.live = []
+        self.retired = []
 
     @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=4))
     def admit(self, tokens):
@@ -103,7 +121,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = prefix + self.pool.allocate(missing)
         assert len(set(blocks)) == len(blocks)
         new = set(blocks[len(prefix) :])
-        assert not any(new & set(other) for other, _ in self.live)
+        assert not any(new & set(other) for other, _ in [*self.live, *self.retired])
         for block, key in zip(blocks, hashes, strict=True):
             self.pool.index(block, key)
         self.live.append((blocks, hashes))
@@ -114,11 +132,31 @@ class PoolMachine(RuleBasedStateMachine):
         blocks, _ = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
         self.pool.release(blocks)
 
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def leave_with_a_step_in_flight(self, data):
+        gone = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+        self.pool.retire(gone[0])
+        self.retired.append(gone)
+
+    @precondition(lambda self: self.retired)
+    @rule()
+    def the_step_has_a_result(self):
+        blocks, _ = self.retired.pop(0)
+        self.pool.release_retired(blocks)
+
+    @rule()
+    def everybody_leaves_at_once(self):
+        self.pool.release_all()
+        self.live, self.retired = [], []
+
     @invariant()
-    def every_block_is_held_or_free(self):
+    def every_block_is_held_or_leaving_or_free(self):
         held = {block for blocks, _ in self.live for block in blocks}
-        assert self.pool.num_free_blocks == 6 - len(held)
-        if not self.live:
+        retired = {block for blocks, _ in self.retired for block in blocks}
+        assert self.pool.num_leaving_blocks == len(retired - held)
+        assert self.pool.num_free_blocks == 6 - len(held | retired)
+        if not self.live and not self.retired:
             self.pool.check_idle()
 
     @invariant()

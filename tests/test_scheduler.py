@@ -180,6 +180,16 @@ def test_under_memory_pressure_the_latest_is_preempted_and_loses_nothing(resumes
     assert first_preempted == {requests[2].request_id}
 
 
+def test_who_gets_its_last_token_in_this_step_is_not_waited_for():
+    harness = Harness(num_blocks=3, block_size=4)
+    ends, grows, latest = (harness.add([i] * n, n) for i, n in enumerate((2, 4, 3)))
+    harness.step()
+    plan = harness.step()
+    assert plan.num_scheduled_tokens.keys() == {ends.request_id, grows.request_id}
+    assert plan.preempted_request_ids == {latest.request_id}
+    harness.run()
+
+
 def test_a_resumed_request_counts_its_budget_after_the_prefix_hit():
     harness = Harness(num_blocks=6, block_size=4, budget=6)
     older = harness.add([1] * 7, 12)

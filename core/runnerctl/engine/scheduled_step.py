@@ -12,8 +12,6 @@ class ScheduledStep:
     Attributes:
         budget: tokens that may still be added.
         out_of_memory: somebody who runs lacks blocks; nobody new is let in.
-        num_reserved_blocks: free blocks, or blocks that are about to be, that requests
-            sitting this step out wait for; those who came later leave them alone.
         entries: each request of the step, its computed tokens after it, and whether it
             samples a token. Requests, not ids: an id may be another's when the result comes.
         num_prefill_tokens: see `EngineStats`.
@@ -25,7 +23,6 @@ class ScheduledStep:
         self.step_id = step_id
         self.budget = budget
         self.out_of_memory = False
-        self.num_reserved_blocks = 0
         self.new: list[NewRequest] = []
         self.cached: list[CachedRequest] = []
         self.preempted_ids: set[str] = set()

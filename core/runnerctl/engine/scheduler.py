@@ -172,7 +172,6 @@ class Scheduler:
         request can take the blocks of all others, so somebody always goes on.
         """
         pool = self.pool
-        num_blocks += step.num_reserved_blocks
         while pool.num_free_blocks + pool.num_leaving_blocks < num_blocks:
             step.out_of_memory = True
             last = self.running[-1]
@@ -180,11 +179,10 @@ class Scheduler:
                 break
             self._preempt(last)
             step.preempted_ids.add(last.request_id)
-        if pool.num_free_blocks >= num_blocks:
-            return True
-        step.out_of_memory = True
-        step.num_reserved_blocks = num_blocks
-        return False
+        if pool.num_free_blocks < num_blocks:
+            step.out_of_memory = True
+            return False
+        return True
 
     def _somebody_ends_before(self, step: ScheduledStep) -> bool:
         """True if an earlier step, which is in flight, brings the last token of a request."""
