@@ -7,6 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= Write two sentences about the sea.
 PIP_ARGS ?=
+BENCH_ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
 .PHONY: demo test lint bench clean
@@ -26,7 +27,7 @@ lint: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/bench_decide.py
-	$(BIN)/python benchmarks/bench_generate.py
+	$(BIN)/python benchmarks/bench_peers.py $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv
