@@ -158,9 +158,8 @@ def table(contenders: Sequence[Contender]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     titles = dict.fromkeys(title for one in contenders for title in one.rates)
     for title in titles:
-        medians = {
-            c.kind: statistics.median(c.rates[title]) for c in contenders if title in c.rates
-        }
+        took_part = [one for one in contenders if title in one.rates]
+        medians = {one.kind: statistics.median(one.rates[title]) for one in took_part}
         for one in took_part:
             rates, cold = one.rates[title], title.startswith("e:")
             shown = [1 / rate for rate in rates] if cold else rates

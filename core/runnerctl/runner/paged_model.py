@@ -115,8 +115,11 @@ class PagedModel:
             return self._run(input_ids, positions, rows)
 
     def close(self) -> None:
-        """Let go of the cache."""
+        """Let go of the cache and, where layers are compiled, of what was compiled."""
         self._attention.close()
+        for module in self._model.modules():
+            # A compiled call refers to its module: a cycle, as in the attention's case.
+            module._compiled_call_impl = None
 
     def _run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
