@@ -192,3 +192,19 @@ def test_the_handle_of_a_layer_that_is_gone_is_refused():
     del doubler
     with pytest.raises(RuntimeError, match="closed"):
         paged_attention(value, value, value, handle)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_go_to_their_slots_however_they_lie_in_memory(dtype):
+    assert isinstance(load_extension(), Extension)
+    rows = torch.randn(1, 3, 70, 8).to(dtype)[0].transpose(0, 1)  # as models hand them over
+    pages = torch.zeros(9, 16, 3, 8, dtype=dtype)
+    slots = torch.randperm(9 * 16)[:70]
+    torch.ops.runnerctl_cpu.write_slots(rows, pages, slots)
+    expected = torch.zeros(9 * 16, 3, 8, dtype=dtype).index_copy(0, slots, rows)
+    assert torch.equal(pages.flatten(0, 1), expected)
+    for wrong in (rows.double(), rows[:, :2], rows.repeat(1, 1, 2)[..., ::2]):
+        with pytest.raises(RuntimeError, match="do not fit"):
+            torch.ops.runnerctl_cpu.write_slots(wrong, pages, slots)
+    with pytest.raises(RuntimeError, match="one int64 slot per row"):
+        torch.ops.runnerctl_cpu.write_slots(rows, pages, slots[1:])

@@ -143,6 +143,19 @@ class AttentionBackend(ABC, Generic[MetadataT]):
             block_size: tokens per block of the cache.
         """
 
+    def write(
+        self,
+        cache: LayerKVCache,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Store this step's K and V before `forward` is called; shapes as in `LayerKVCache.write`.
+
+        For backends that have a faster way than the cache's own.
+        """
+        cache.write(key, value, slot_mapping)
+
     @abstractmethod
     def prepare(self, batch: AttentionBatch) -> MetadataT:
         """What all layers of one step share, computed once."""

@@ -149,7 +149,7 @@ class PagedAttention:
         cache = self._caches[module]
         # [1, H, T, D] -> [T, H, D]
         query, key, value = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
-        cache.write(key, value, slot_mapping)
+        self._backend.write(cache, key, value, slot_mapping)
         layer = self._layers[module]
         return self._backend.forward(query, key, value, cache, layer, metadata).unsqueeze(0)
 

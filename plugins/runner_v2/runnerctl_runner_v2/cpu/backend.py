@@ -76,6 +76,17 @@ class CpuPagedBackend(AttentionBackend[CpuPagedMetadata]):
             others=self._sdpa.prepare(batch, np.flatnonzero(~is_decode).tolist()),
         )
 
+    def write(
+        self,
+        cache: LayerKVCache,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """See `AttentionBackend.write`; keys come transposed, which `index_copy_` is slow for."""
+        torch.ops.runnerctl_cpu.write_slots(key, cache.key, slot_mapping)
+        torch.ops.runnerctl_cpu.write_slots(value, cache.value, slot_mapping)
+
     def forward(
         self,
         query: torch.Tensor,

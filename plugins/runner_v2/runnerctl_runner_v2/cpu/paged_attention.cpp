@@ -4,6 +4,8 @@
 // head: keys and values are read once for all of them. Scores are float32; the softmax takes
 // two passes over a buffer of scores, which is small next to the keys. Nothing beyond a
 // sequence's length is read.
+//
+// Also the copy of a step's keys and values to their slots.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -97,29 +99,66 @@ struct Scratch {
   std::vector<float> query, scores, sums;
 };
 
+// Lane i of the result is the sum of rows[i]'s lanes: a tree of pairwise sums, which costs a
+// fifth of summing row by row.
+inline Floats sum_rows(Floats (&rows)[kLanes]) {
+  Ints even, odd;
+  for (int i = 0; i < kLanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
+  for (int count = kLanes; count > 1; count /= 2) {
+    for (int i = 0; i < count / 2; ++i) {
+      const Floats low = rows[2 * i], high = rows[2 * i + 1];
+      rows[i] = __builtin_shuffle(low, high, even) + __builtin_shuffle(low, high, odd);
+    }
+  }
+  return rows[0];
+}
+
+// Scores of Keys keys of one block, `stride` elements apart.
+template <typename Element, int Heads, int Keys>
+void score_keys(const Problem<Element>& p, const Element* key, int64_t stride, const float* query,
+                float* scores, int64_t padded) {
+  const int64_t whole = p.head_size / kLanes * kLanes;
+  Floats sum[Heads][kLanes] = {};
+  for (int k = 0; k < Keys; ++k) {
+    Floats partial[Heads] = {};
+    for (int64_t d = 0; d < whole; d += kLanes) {
+      const Floats part = load(key + k * stride + d);
+#pragma GCC unroll 4
+      for (int h = 0; h < Heads; ++h) partial[h] += part * load(query + h * p.head_size + d);
+    }
+    for (int h = 0; h < Heads; ++h) sum[h][k] = partial[h];
+  }
+  for (int h = 0; h < Heads; ++h) {
+    Floats totals = sum_rows(sum[h]);
+    for (int k = 0; k < Keys; ++k) {
+      float total = totals[k];
+      for (int64_t d = whole; d < p.head_size; ++d) {
+        total += widen(key[k * stride + d]) * query[h * p.head_size + d];
+      }
+      scores[h * padded + k] = total;
+    }
+  }
+}
+
 // scores[heads][padded] of positions first .. length; query is float32 and scaled.
 template <typename Element, int Heads>
 void score(const Problem<Element>& p, const int32_t* table, int64_t kv_head, const float* query,
            int64_t first, int64_t length, float* scores, int64_t padded) {
   const int64_t stride = p.kv_heads * p.head_size;
-  const int64_t whole = p.head_size / kLanes * kLanes;
-  for (int64_t position = first; position < length; ++position) {
-    const int64_t slot =
-        table[position / p.block_size] * p.block_size + position % p.block_size;
+  for (int64_t start = first; start < length;) {
+    const int64_t block = start / p.block_size;
+    const int64_t end = std::min(length, (block + 1) * p.block_size);
+    const int64_t slot = table[block] * p.block_size + start - block * p.block_size;
     const Element* key = p.key + slot * stride + kv_head * p.head_size;
-    Floats sum[Heads] = {};
-    for (int64_t d = 0; d < whole; d += kLanes) {
-      const Floats part = load(key + d);
-#pragma GCC unroll 4
-      for (int h = 0; h < Heads; ++h) sum[h] += part * load(query + h * p.head_size + d);
+    float* to = scores + start - first;
+    int64_t left = end - start;
+    for (; left >= kLanes; left -= kLanes, key += kLanes * stride, to += kLanes) {
+      score_keys<Element, Heads, kLanes>(p, key, stride, query, to, padded);
     }
-    for (int h = 0; h < Heads; ++h) {
-      float total = sum_lanes(sum[h]);
-      for (int64_t d = whole; d < p.head_size; ++d) {
-        total += widen(key[d]) * query[h * p.head_size + d];
-      }
-      scores[h * padded + position - first] = total;
+    for (; left > 0; --left, key += stride, ++to) {
+      score_keys<Element, Heads, 1>(p, key, stride, query, to, padded);
     }
+    start = end;
   }
 }
 
@@ -240,6 +279,22 @@ void run(const Problem<Element>& p, int64_t requests) {
   });
 }
 
+template <typename Element>
+void copy_rows(const at::Tensor& from, at::Tensor& pages, const int64_t* slots) {
+  const int64_t heads = from.size(1), size = from.size(2);
+  const int64_t row_stride = from.stride(0), head_stride = from.stride(1);
+  const auto* source = static_cast<const Element*>(from.const_data_ptr());
+  auto* target = static_cast<Element*>(pages.mutable_data_ptr());
+  at::parallel_for(0, from.size(0), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t head = 0; head < heads; ++head) {
+        std::memcpy(target + (slots[token] * heads + head) * size,
+                    source + token * row_stride + head * head_stride, size * sizeof(Element));
+      }
+    }
+  });
+}
+
 void check(bool holds, const char* what) { TORCH_CHECK(holds, "paged_decode: ", what); }
 
 void paged_decode(at::Tensor& output, const at::Tensor& query, const at::Tensor& key_cache,
@@ -288,6 +343,23 @@ void paged_decode(at::Tensor& output, const at::Tensor& query, const at::Tensor&
   }
 }
 
+void write_slots(const at::Tensor& rows, at::Tensor& pages, const at::Tensor& slots) {
+  TORCH_CHECK(rows.dim() == 3 && pages.dim() == 4 && pages.is_contiguous() &&
+                  rows.scalar_type() == pages.scalar_type() && rows.size(1) == pages.size(2) &&
+                  rows.size(2) == pages.size(3) && rows.stride(2) == 1,
+              "write_slots: rows ", rows.sizes(), " do not fit pages ", pages.sizes());
+  TORCH_CHECK(slots.scalar_type() == at::kLong && slots.is_contiguous() &&
+                  slots.numel() == rows.size(0),
+              "write_slots: one int64 slot per row");
+  const int64_t* at = slots.const_data_ptr<int64_t>();
+  if (rows.element_size() == 4) {
+    copy_rows<uint32_t>(rows, pages, at);
+  } else {
+    TORCH_CHECK(rows.element_size() == 2, "write_slots: float32 or bfloat16 only");
+    copy_rows<uint16_t>(rows, pages, at);
+  }
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(runnerctl_cpu, library) {
@@ -295,6 +367,10 @@ TORCH_LIBRARY_FRAGMENT(runnerctl_cpu, library) {
       "paged_decode(Tensor(a!) output, Tensor query, Tensor key_cache, Tensor value_cache, "
       "Tensor rows, Tensor seq_lens, Tensor block_table, float scale, int window, "
       "float softcap) -> ()");
+  library.def("write_slots(Tensor rows, Tensor(a!) pages, Tensor slots) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(runnerctl_cpu, CPU, library) { library.impl("paged_decode", paged_decode); }
+TORCH_LIBRARY_IMPL(runnerctl_cpu, CPU, library) {
+  library.impl("paged_decode", paged_decode);
+  library.impl("write_slots", write_slots);
+}
