@@ -11,6 +11,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#if defined(__SSE3__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,6 +30,7 @@ constexpr int kLanes = 16;
 constexpr int kLanes = 8;  // without AVX2 the compiler splits these vectors
 #endif
 constexpr int kMaxHeads = 4;
+constexpr int kPositions = 4;  // keys that are multiplied at a time
 constexpr int kTile = 4;  // vectors of a value that are summed in registers at a time
 
 typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
@@ -61,6 +66,26 @@ inline float sum_lanes(Floats value) {
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += value[i];
   return sum;
+}
+
+// The sums of four vectors, into to[4]; shuffles take a third of the time of adding lanes.
+inline void sum_lanes_of_four(const Floats* values, float* to) {
+#if defined(__SSE3__)
+  __m128 quarter[4];
+  for (int i = 0; i < 4; ++i) {
+    float lanes[kLanes];
+    store(lanes, values[i]);
+    quarter[i] = _mm_loadu_ps(lanes);
+    for (int lane = 4; lane < kLanes; lane += 4) {
+      quarter[i] = _mm_add_ps(quarter[i], _mm_loadu_ps(lanes + lane));
+    }
+  }
+  const __m128 low = _mm_hadd_ps(quarter[0], quarter[1]);
+  const __m128 high = _mm_hadd_ps(quarter[2], quarter[3]);
+  _mm_storeu_ps(to, _mm_hadd_ps(low, high));
+#else
+  for (int i = 0; i < 4; ++i) to[i] = sum_lanes(values[i]);
+#endif
 }
 
 // e^x for x <= 0, to about two units in the last place: 2^n times a polynomial in the rest
@@ -99,43 +124,42 @@ struct Scratch {
   std::vector<float> query, scores, sums;
 };
 
-// Lane i of the result is the sum of rows[i]'s lanes: a tree of pairwise sums, which costs a
-// fifth of summing row by row.
-inline Floats sum_rows(Floats (&rows)[kLanes]) {
-  Ints even, odd;
-  for (int i = 0; i < kLanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
-  for (int count = kLanes; count > 1; count /= 2) {
-    for (int i = 0; i < count / 2; ++i) {
-      const Floats low = rows[2 * i], high = rows[2 * i + 1];
-      rows[i] = __builtin_shuffle(low, high, even) + __builtin_shuffle(low, high, odd);
-    }
-  }
-  return rows[0];
+// The hardware reads ahead only along a head's row, which is short, and never into another block.
+template <typename Element>
+inline void read_ahead(const Element* row, int64_t size) {
+  for (int64_t d = 0; d < size; d += int64_t(64 / sizeof(Element))) __builtin_prefetch(row + d);
 }
 
-// Scores of Keys keys of one block, `stride` elements apart.
-template <typename Element, int Heads, int Keys>
-void score_keys(const Problem<Element>& p, const Element* key, int64_t stride, const float* query,
-                float* scores, int64_t padded) {
-  const int64_t whole = p.head_size / kLanes * kLanes;
-  Floats sum[Heads][kLanes] = {};
-  for (int k = 0; k < Keys; ++k) {
-    Floats partial[Heads] = {};
-    for (int64_t d = 0; d < whole; d += kLanes) {
-      const Floats part = load(key + k * stride + d);
+// The dot products of Heads queries with Positions keys, into scores[heads][stride].
+template <typename Element, int Heads, int Positions>
+inline void multiply(const float* query, const Element* keys, int64_t key_stride,
+                     int64_t head_size, float* scores, int64_t stride) {
+  static_assert(Positions == 1 || Positions == kPositions);
+  const int64_t whole = head_size / kLanes * kLanes;
+  Floats sum[Heads][Positions] = {};
+  for (int64_t d = 0; d < whole; d += kLanes) {
+    Floats part[Positions];
 #pragma GCC unroll 4
-      for (int h = 0; h < Heads; ++h) partial[h] += part * load(query + h * p.head_size + d);
+    for (int i = 0; i < Positions; ++i) part[i] = load(keys + i * key_stride + d);
+#pragma GCC unroll 4
+    for (int h = 0; h < Heads; ++h) {
+      const Floats q = load(query + h * head_size + d);
+#pragma GCC unroll 4
+      for (int i = 0; i < Positions; ++i) sum[h][i] += part[i] * q;
     }
-    for (int h = 0; h < Heads; ++h) sum[h][k] = partial[h];
   }
+#pragma GCC unroll 4
   for (int h = 0; h < Heads; ++h) {
-    Floats totals = sum_rows(sum[h]);
-    for (int k = 0; k < Keys; ++k) {
-      float total = totals[k];
-      for (int64_t d = whole; d < p.head_size; ++d) {
-        total += widen(key[k * stride + d]) * query[h * p.head_size + d];
+    float* to = scores + h * stride;
+    if constexpr (Positions == 1) {
+      to[0] = sum_lanes(sum[h][0]);
+    } else {
+      sum_lanes_of_four(sum[h], to);
+    }
+    for (int64_t d = whole; d < head_size; ++d) {
+      for (int i = 0; i < Positions; ++i) {
+        to[i] += widen(keys[i * key_stride + d]) * query[h * head_size + d];
       }
-      scores[h * padded + k] = total;
     }
   }
 }
@@ -144,21 +168,35 @@ void score_keys(const Problem<Element>& p, const Element* key, int64_t stride, c
 template <typename Element, int Heads>
 void score(const Problem<Element>& p, const int32_t* table, int64_t kv_head, const float* query,
            int64_t first, int64_t length, float* scores, int64_t padded) {
-  const int64_t stride = p.kv_heads * p.head_size;
+  constexpr int kAtOnce = Heads == 4 ? 2 : Heads;  // times kPositions sums must fit registers
+  const int64_t stride = p.kv_heads * p.head_size, value_stride = p.kv_heads * p.head_size_v;
   for (int64_t start = first; start < length;) {
-    const int64_t block = start / p.block_size;
-    const int64_t end = std::min(length, (block + 1) * p.block_size);
-    const int64_t slot = table[block] * p.block_size + start - block * p.block_size;
+    const int64_t end = std::min(length, (start / p.block_size + 1) * p.block_size);
+    const int64_t slot = table[start / p.block_size] * p.block_size + start % p.block_size;
     const Element* key = p.key + slot * stride + kv_head * p.head_size;
-    float* to = scores + start - first;
-    int64_t left = end - start;
-    for (; left >= kLanes; left -= kLanes, key += kLanes * stride, to += kLanes) {
-      score_keys<Element, Heads, kLanes>(p, key, stride, query, to, padded);
+    const bool is_last = end == length;  // then the values come next
+    const Element* next =
+        is_last ? p.value + table[first / p.block_size] * p.block_size * value_stride +
+                      kv_head * p.head_size_v
+                : p.key + table[end / p.block_size] * p.block_size * stride + kv_head * p.head_size;
+    while (start < end) {
+      const bool several = end - start >= kPositions;
+      for (int i = 0; i < (several ? kPositions : 1); ++i) {
+        read_ahead(next, is_last ? p.head_size_v : p.head_size);
+        next += is_last ? value_stride : stride;
+      }
+      for (int h = 0; h < Heads; h += kAtOnce) {
+        const float* from = query + h * p.head_size;
+        float* to = scores + h * padded + start - first;
+        if (several) {
+          multiply<Element, kAtOnce, kPositions>(from, key, stride, p.head_size, to, padded);
+        } else {
+          multiply<Element, kAtOnce, 1>(from, key, stride, p.head_size, to, padded);
+        }
+      }
+      start += several ? kPositions : 1;
+      key += (several ? kPositions : 1) * stride;
     }
-    for (; left > 0; --left, key += stride, ++to) {
-      score_keys<Element, Heads, 1>(p, key, stride, query, to, padded);
-    }
-    start = end;
   }
 }
 
@@ -167,9 +205,15 @@ float normalise(float* scores, int64_t count, int64_t padded, float softcap) {
   if (softcap > 0) {
     for (int64_t i = 0; i < count; ++i) scores[i] = softcap * std::tanh(scores[i] / softcap);
   }
-  float highest = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < count; ++i) highest = std::max(highest, scores[i]);
-  for (int64_t i = count; i < padded; ++i) scores[i] = -std::numeric_limits<float>::infinity();
+  constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  for (int64_t i = count; i < padded; ++i) scores[i] = kLowest;
+  Floats high = Floats{} + kLowest;
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    const Floats part = load(scores + i);
+    high = part > high ? part : high;
+  }
+  float highest = kLowest;
+  for (int i = 0; i < kLanes; ++i) highest = std::max(highest, high[i]);
   Floats sum = {};
   for (int64_t i = 0; i < padded; i += kLanes) {
     const Floats weight = exponential(load(scores + i) - highest);
@@ -190,6 +234,11 @@ void weigh(const Problem<Element>& p, const int32_t* table, int64_t kv_head,
     const int64_t end = std::min(length, (start / p.block_size + 1) * p.block_size);
     const int64_t slot = table[start / p.block_size] * p.block_size + start % p.block_size;
     const Element* values = p.value + slot * stride + kv_head * p.head_size_v;
+    if (end < length) {
+      const Element* next =
+          p.value + table[end / p.block_size] * p.block_size * stride + kv_head * p.head_size_v;
+      for (int64_t i = 0; i < end - start; ++i) read_ahead(next + i * stride, p.head_size_v);
+    }
     int64_t column = 0;
     for (; column + kTile * kLanes <= p.head_size_v; column += kTile * kLanes) {
       Floats sum[Heads][kTile];
