@@ -66,8 +66,8 @@ def process(*arguments: str, stdin: str | None = None, **environ: str):
 
 def test_explain_begins_with_the_outcome_and_says_why(model) -> None:
     lines = run("explain", model).stdout.splitlines()
-    assert lines[0] == "v1 serves tiny-llama."
-    assert "fallback" in lines[1]
+    assert lines[0] == "v2 serves tiny-llama."
+    assert "runner_v2 votes for it" in lines[1]
 
 
 def test_explain_shows_ballots_needs_and_plugins(model) -> None:
@@ -80,7 +80,7 @@ def test_explain_shows_ballots_needs_and_plugins(model) -> None:
 
 def test_explain_as_json_is_the_decision(model) -> None:
     decision = Decision.from_json(run("explain", model, "--format", "json").stdout)
-    assert decision.runner == "v1"
+    assert decision.runner == "v2"
     assert decision.facts is not None
     assert decision.facts.model_type == "llama"
     assert [p.name for p in decision.plugins] == sorted(p.name for p in decision.plugins)
@@ -101,7 +101,7 @@ def test_an_error_still_prints_and_exits_with_2(model) -> None:
 
 def test_validate_says_that_all_is_well(model) -> None:
     lines = run("validate", model).stdout.splitlines()
-    assert lines[:2] == ["v1 serves tiny-llama.", "Nothing is wrong with this configuration."]
+    assert lines[:2] == ["v2 serves tiny-llama.", "Nothing is wrong with this configuration."]
 
 
 def test_validate_lists_every_problem_at_once(model) -> None:

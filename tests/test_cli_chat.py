@@ -320,7 +320,7 @@ def command(monkeypatch, tmp_path):
 def test_each_piped_line_is_a_turn_and_stdout_holds_the_answers_only(command):
     result = command("--stats", "--temperature", "0.5", stdin="one two\n\nthree")
     assert result.stdout == "so it is\nso it is\n"
-    assert "v1 serves ." in result.stderr
+    assert "v2 serves ." in result.stderr
     assert "cached" in result.stderr
     (llm,) = made
     assert [count for count, _ in llm.asked] == [2, 6]

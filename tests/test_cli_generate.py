@@ -98,7 +98,7 @@ def run(*arguments: str, stdin: str | None = None, code: int = 0):
 def test_stdout_holds_the_answer_and_nothing_else() -> None:
     result = run("hello")
     assert result.stdout == "Grüß dich\n"
-    assert "v1 serves ." in result.stderr
+    assert "v2 serves ." in result.stderr
     assert FakeLLM.made[0].closed
 
 
@@ -275,7 +275,7 @@ def test_json_holds_the_answer_with_its_tokens() -> None:
     assert record["text"] == "Grüß dich"
     assert record["token_ids"] == [7, 8]
     assert record["finish_reason"] == "length"
-    assert record["runner"] == "v1"
+    assert record["runner"] == "v2"
     assert record["stats"]["num_generated_tokens"] == 2
 
 

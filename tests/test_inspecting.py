@@ -230,8 +230,8 @@ def test_the_flowchart_has_ballots_the_count_and_the_outcome():
     lines = run("explain", "llama.json", "--format", "mermaid").stdout.splitlines()
     assert lines[0] == "flowchart LR"
     assert any("runner_v2 votes for v2" in line for line in lines)
-    assert '    ballot0 -->|"moot"| count' in lines
-    assert any(line.startswith('    outcome(["v1 serves llama.json.') for line in lines)
+    assert '    ballot0 -->|"decisive"| count' in lines
+    assert any(line.startswith('    outcome(["v2 serves llama.json.') for line in lines)
     assert "    count --> outcome" in lines
 
 
@@ -269,7 +269,7 @@ def compared(*arguments, code=0):
 
 def test_a_comparison_shows_only_what_differs():
     found = compared("llama.json", "--diff", "--block-size 32")
-    assert found["left"]["outcome"] == found["right"]["outcome"] == "v1 serves llama.json."
+    assert found["left"]["outcome"] == found["right"]["outcome"] == "v2 serves llama.json."
     (row,) = found["settings"]
     assert row["name"] == "block_size"
     assert (row["left"]["value"], row["right"]["value"]) == (16, 32)
@@ -284,17 +284,21 @@ def test_two_models_differ_in_facts_needs_and_ballots():
     assert facts["is_moe"] == (False, True)
     assert "evidence" not in facts
     assert [row["name"] for row in found["needs"]] == ["moe"]
-    (row,) = found["ballots"]
-    assert row["name"] == "moe_allowlist discourages v2"
-    assert row["left"] is None
-    assert row["right"]["status"] == "moot"
+    rows = {row["name"]: (row["left"], row["right"]) for row in found["ballots"]}
+    left, right = rows.pop("moe_allowlist discourages v2")
+    assert (left, right["status"]) == (None, "decisive")
+    left, right = rows.pop("runner_v2 votes for v2")
+    assert (left["status"], right["status"]) == ("decisive", "overridden")
+    assert not rows
 
 
 def test_two_plugin_sets_differ_in_plugins_and_ballots():
     found = compared("moe.json", "--diff", "-p no:moe_allowlist")
     (plugin,) = found["plugins"]
     assert (plugin["left"]["status"], plugin["right"]["status"]) == ("active", "blocked")
-    assert [row["name"] for row in found["ballots"]] == ["moe_allowlist discourages v2"]
+    # the vote that was cancelled is decisive without who cancelled it
+    ballots = ["moe_allowlist discourages v2", "runner_v2 votes for v2"]
+    assert [row["name"] for row in found["ballots"]] == ballots
     # options that nobody set, and that went with the plugin, are no difference
     assert [row["name"] for row in found["settings"]] == ["plugins"]
 
@@ -303,7 +307,7 @@ def test_a_ballot_whose_fate_changes_is_a_row():
     arguments = ("llama.json", "--prefill-context-parallel-size", "2")
     found = compared(*arguments, "--diff", "-p no:pcp --prefill-context-parallel-size 1", code=2)
     assert found["left"]["runner"] is None
-    assert found["right"]["runner"] == "v1"
+    assert found["right"]["runner"] == "v2"
     assert "pcp requires v2" in [row["name"] for row in found["ballots"]]
     assert any(row["left"] and row["right"] is None for row in found["problems"])
 
@@ -323,7 +327,7 @@ def test_repeatable_flags_add_up_and_others_win(tmp_path):
 
 def test_the_comparison_for_a_person():
     output = run("explain", "llama.json", "--diff", "moe.json --block-size 32").stdout
-    assert "left   v1 serves llama.json." in output
+    assert "left   v2 serves llama.json." in output
     assert "right  v1 serves moe.json." in output
     assert re.search(r"^  block_size +16 +32 \(--block-size\)$", output, re.MULTILINE)
     assert re.search(r"^  is_moe +off +on$", output, re.MULTILINE)

@@ -303,7 +303,7 @@ def test_an_interrupted_step_leaves_the_engine_usable(llm, folder, monkeypatch):
     assert not llm._engine.has_unfinished_requests
     (output,) = llm.generate([5], GREEDY)
     assert tokens(output) == reference_generate(folder, [5], 8)[0]
-    assert set(llm._engine._executor._runner._requests) == {output.request_id}
+    assert set(llm._engine._executor._runner._table._rows) == {output.request_id}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_closing_frees_the_model_and_says_so_afterwards(folder):
 
 
 def test_the_decision_travels_with_the_llm(llm):
-    assert llm.decision.runner == "v1"
+    assert llm.decision.runner == "v2"
     assert llm.decision.ok
 
 

@@ -79,7 +79,7 @@ def test_every_step_computes_attention_once_per_layer(tmp_path, monkeypatch):
         return forward(self, query, key, value, cache, layer, metadata)
 
     monkeypatch.setattr(SdpaBackend, "forward", counted)
-    with LLM(make_tiny_model("qwen2", tmp_path)) as llm:
+    with LLM(make_tiny_model("qwen2", tmp_path), runner="v1") as llm:
         llm.generate([[5, 6, 7], [8]], SamplingParams(max_tokens=9, ignore_eos=True))
         assert llm.stats().num_steps == 9
     assert calls == [0, 1, 2] * 9

@@ -280,7 +280,7 @@ def complete(*words, **environ):
     ("words", "expected"),
     [
         (["ex"], ["explain"]),
-        (["explain", "--runner", ""], ["auto", "v1"]),
+        (["explain", "--runner", ""], ["auto", "v1", "v2"]),
         (["explain", "--dtype", "flo"], ["float32", "float16"]),
         (["explain", "--format", ""], ["table", "json", "mermaid"]),
         (["explain", "--attention-backend", "s"], ["sdpa"]),

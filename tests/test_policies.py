@@ -25,11 +25,13 @@ from runnerctl.needs import needs_of
 from runnerctl.runner.spec import CAPABILITIES
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "model_facts.json").read_text())
+# What runner_v2 votes, without the runner it provides: stand-ins have other capabilities.
+VOTES = SimpleNamespace(select_runner=runnerctl_runner_v2.select_runner)
 POLICIES = {
     "hybrid_exclusion": runnerctl_hybrid_exclusion,
     "moe_allowlist": runnerctl_moe_allowlist,
     "pcp": runnerctl_pcp,
-    "runner_v2": runnerctl_runner_v2,
+    "runner_v2": VOTES,
 }
 EVERYTHING = frozenset(CAPABILITIES)
 V1_TO_BE = EVERYTHING - {"pcp"}
@@ -51,7 +53,8 @@ def standing_in(v1=EVERYTHING, v2=EVERYTHING):
 def todays():
     """The built-in plugins with the runners they provide as things stand."""
     host = PluginHost()
-    for name, module in {**POLICIES, "runner_v1": runnerctl_runner_v1}.items():
+    runners = {"runner_v1": runnerctl_runner_v1, "runner_v2": runnerctl_runner_v2}
+    for name, module in (POLICIES | runners).items():
         host.register(module, name=name, distribution="runnerctl", version="0")
     assert host.problems == ()
     return host
@@ -184,19 +187,27 @@ def test_an_error_over_a_missing_capability_names_the_plugins_that_did_not_load(
 # As things stand
 
 
-def test_today_a_dense_model_is_served_by_v1_and_the_vote_for_v2_is_moot():
-    decision = decide_config(config(DENSE), todays())
-    assert decision.runner == "v1"
+@pytest.mark.parametrize(
+    ("facts", "runner"), [(DENSE, "v2"), (LISTED, "v2"), (UNLISTED, "v1")], ids=str
+)
+def test_today_v2_serves_what_it_votes_for_and_v1_the_rest(facts, runner):
+    decision = decide_config(config(facts), todays())
+    assert decision.runner == runner
     assert decision.ok
-    (vote,) = decision.ballots
-    assert (vote.runner, vote.kind, vote.status) == ("v2", "vote", "moot")
-    assert "nobody provides" in vote.note
+    (vote,) = (b for b in decision.ballots if b.kind == "vote")
+    assert vote.runner == "v2"
+    assert vote.status == ("decisive" if runner == "v2" else "overridden")
+
+
+@pytest.mark.parametrize("facts", [DENSE, UNLISTED], ids=["dense", "unlisted MoE"])
+def test_today_v2_serves_any_of_them_when_it_is_asked_for(facts):
+    assert decide_config(config(facts, runner="v2"), todays()).runner == "v2"
 
 
 def test_today_pcp_is_an_error_that_says_what_is_missing():
     decision = decide_config(config(DENSE, pcp=2), todays())
     assert decision.runner is None
-    assert "nobody provides runner 'v2', but pcp requires v2" in text_of(decision)
+    assert "v2 lacks pcp" in text_of(decision)
     assert "set pcp (run.yaml) to 1" in text_of(decision)
 
 

@@ -154,7 +154,7 @@ def test_decide_stays_a_function_whatever_is_imported_first() -> None:
         "import sys, runnerctl\n"
         "import runnerctl.resolve, runnerctl.deciding, runnerctl.decision, runnerctl.plugins\n"
         "decision = runnerctl.decide({'model_type': 'llama', 'num_attention_heads': 2})\n"
-        "assert decision.runner == 'v1', decision\n"
+        "assert decision.runner == 'v2', decision\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from runnerctl.runner.attention.sdpa import SdpaBackend
+from runnerctl.runner.attention.sdpa import SdpaBackend, SdpaMetadata
 
 
 class ChangesLayers(SdpaBackend):
@@ -36,28 +36,41 @@ class IgnoresTheScale(ChangesLayers):
 
 
 class ChangesRequests(SdpaBackend):
-    def prepare(self, batch):
-        return [self.change(request, batch, i) for i, request in enumerate(super().prepare(batch))]
+    def prepare(self, batch, chosen=None):
+        found = super().prepare(batch, chosen)
+        decodes = tuple(self.change_decodes(group) for group in found.decodes)
+        return SdpaMetadata(decodes, tuple(self.change(request) for request in found.others))
+
+    def change_decodes(self, group):
+        return group
+
+    def change(self, request):
+        return request
 
 
 class ReadsPastTheEnd(ChangesRequests):
-    """Of a request's last block."""
+    """Of a decoding request's last block."""
 
-    def change(self, request, batch, i):
-        if request.end - request.start > 1 or request.seq_len == 1:
-            return request
-        return replace(request, seq_len=len(request.block_ids) * self._block_size)
+    def change_decodes(self, group):
+        rounded = -(-group.seq_lens // self.block_size) * self.block_size
+        lengths = torch.where(group.seq_lens == 1, group.seq_lens, rounded)
+        return replace(
+            group, seq_lens=lengths, longest=int(lengths.max()), shortest=int(lengths.min())
+        )
 
 
 class ForgetsThePrefix(ChangesRequests):
-    """Looks at this step's tokens only."""
+    """A chunk looks at this step's tokens only."""
 
-    def change(self, request, batch, i):
+    def change(self, request):
         return replace(request, seq_len=request.end - request.start)
 
 
 class TakesBlocksInOrder(ChangesRequests):
-    def change(self, request, batch, i):
+    def change_decodes(self, group):
+        return replace(group, block_table=group.block_table.sort().values)
+
+    def change(self, request):
         return replace(request, block_ids=request.block_ids.sort().values)
 
 
@@ -66,13 +79,13 @@ class LooksAheadInChunks(SdpaBackend):
 
     def forward(self, query, key, value, cache, layer, metadata):
         output = super().forward(query, key, value, cache, layer, metadata)
-        for request in metadata:
+        for request in metadata.others:
             num_queries = request.end - request.start
-            if 1 < num_queries < request.seq_len and layer.sliding_window is None:
-                single = replace(request, start=0, end=1)
+            if num_queries < request.seq_len and layer.sliding_window is None:
+                single = SdpaMetadata((), (replace(request, start=0, end=1),))
                 for row in range(request.start, request.end):
                     output[row] = super().forward(
-                        query[row : row + 1], key, value, cache, layer, [single]
+                        query[row : row + 1], key, value, cache, layer, single
                     )
         return output
 
@@ -90,7 +103,9 @@ class MixesUpHeads(SdpaBackend):
 class WritesToTheCache(SdpaBackend):
     def forward(self, query, key, value, cache, layer, metadata):
         output = super().forward(query, key, value, cache, layer, metadata)
-        cache.key[metadata[0].block_ids[0], 0] = 0
+        blocks = [group.block_table[0] for group in metadata.decodes]
+        blocks += [request.block_ids for request in metadata.others]
+        cache.key[blocks[0][0], 0] = 0
         return output
 
 
