@@ -53,6 +53,13 @@ class TestModelRunnerV1(RunnerConformance):
     spec = V1
 
 
+(V2,) = runnerctl_runner_v2.register_runners()
+
+
+class TestModelRunnerV2(RunnerConformance):
+    spec = V2
+
+
 class TestModelRunnerV1WithOtherTraits(RunnerConformance):
     """V1 happens to serve these plans too: the kit asks nothing that only V1 does."""
 

@@ -18,9 +18,10 @@ def folder(tmp_path_factory):
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module")
-def llm(folder):
-    with LLM(folder, dtype="float32", max_model_len=96, block_size=4) as llm:
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def llm(request, folder):
+    options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 96, "block_size": 4}
+    with LLM(folder, runner=request.param, **options) as llm:
         yield llm
 
 

@@ -64,12 +64,25 @@ def family(request, tmp_path_factory):
     return folder, references
 
 
+# Compiling takes seconds a model; mixtures of experts are packed and not compiled.
+NOT_EAGER = ("llama", "gemma2", "mixtral", "deepseek_v2")
+
+
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def served(request, family):
+    """The settings of a runner, the model and what transformers generates."""
+    folder, references = family
+    eager = request.param == "v2" and not folder.name.startswith(NOT_EAGER)
+    settings = {"runner": request.param, "dtype": "float32", "enforce_eager": eager}
+    return settings, folder, references
+
+
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 
-def test_alone_batched_and_cached(family):
-    folder, references = family
-    with LLM(folder, dtype="float32", block_size=BLOCK_SIZE) as llm:
+def test_alone_batched_and_cached(served):
+    runner, folder, references = served
+    with LLM(folder, **runner, block_size=BLOCK_SIZE) as llm:
         alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts()]
         assert_same_tokens(alone, references)
         assert all(output.num_cached_tokens == 0 for output in alone)
@@ -78,22 +91,22 @@ def test_alone_batched_and_cached(family):
         assert [o.num_cached_tokens for o in again] == [
             (n - 1) // BLOCK_SIZE * BLOCK_SIZE for n in LENGTHS
         ]
-    with LLM(folder, dtype="float32", enable_prefix_caching=False) as llm:
+    with LLM(folder, **runner, enable_prefix_caching=False) as llm:
         assert_same_tokens(llm.generate(prompts(), GREEDY), references)
 
 
-def test_in_chunks_of_a_small_budget(family):
-    folder, references = family
-    with LLM(folder, dtype="float32", max_num_batched_tokens=7, block_size=4) as llm:
+def test_in_chunks_of_a_small_budget(served):
+    runner, folder, references = served
+    with LLM(folder, **runner, max_num_batched_tokens=7, block_size=4) as llm:
         plans = watch_plans(llm)
         assert_same_tokens(llm.generate(prompts(), GREEDY), references)
     assert max(plan.total_num_scheduled_tokens for plan in plans) == 7
 
 
-def test_preempted_and_resumed(family):
-    folder, references = family
+def test_preempted_and_resumed(served):
+    runner, folder, references = served
     settings = {"block_size": 4, "num_gpu_blocks_override": 26, "max_model_len": 80}
-    with LLM(folder, dtype="float32", max_num_batched_tokens=40, **settings) as llm:
+    with LLM(folder, **runner, max_num_batched_tokens=40, **settings) as llm:
         assert_same_tokens(llm.generate(prompts(), GREEDY), references)
         assert llm.stats().num_preemptions > 0
         llm._engine.scheduler.pool.check_idle()

@@ -81,8 +81,9 @@ def references(smollm2, prompts):
     return references
 
 
-def test_alone_batched_and_cached(smollm2, prompts, references):
-    with LLM(smollm2, dtype="float32") as llm:
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_alone_batched_and_cached(smollm2, prompts, references, runner):
+    with LLM(smollm2, runner=runner, dtype="float32") as llm:
         assert_same_tokens([llm.generate(prompt, GREEDY)[0] for prompt in prompts], references)
         again = llm.generate(prompts, GREEDY)
         assert_same_tokens(again, references)
@@ -96,8 +97,9 @@ def test_batched_from_text_without_a_cache(smollm2, references):
         assert_same_tokens(llm.generate(TEXTS, GREEDY), references)
 
 
-def test_chunked_and_preempted(smollm2, prompts, references):
-    settings = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 48}
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_chunked_and_preempted(smollm2, prompts, references, runner):
+    settings = {"runner": runner, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 48}
     with LLM(smollm2, dtype="float32", max_model_len=384, **settings) as llm:
         plans = watch_plans(llm)
         assert_same_tokens(llm.generate(prompts, GREEDY), references)
