@@ -399,7 +399,7 @@ def test_text_goes_through_the_chat_template_and_the_system_message_in_front():
     def asked(llm, form, content, **settings):
         line = types.SimpleNamespace(form=form, content=content)
         settings = {"raw": False, "system": None} | settings
-        return batch._as_prompt(llm, types.SimpleNamespace(**settings), line)
+        return batch.as_prompt(llm, types.SimpleNamespace(**settings), line)
 
     llm = Chats()
     assert asked(llm, "prompt", "hi", system="S") == {"prompt_token_ids": [1]}

@@ -84,7 +84,7 @@ def run(
         window = 2 * resolved.config.scheduler.max_num_seqs
         llm = load(resolved)
         try:
-            _check_prompts(llm, batch, todo)
+            check_prompts(llm, batch, todo)
             _answer(llm, batch, todo, digests, tally, length, window)
         finally:
             llm.close()
@@ -105,18 +105,28 @@ def _check_files(batch: Batch) -> None:
         raise UserError(f"{path} is the file of prompts", setting="--output")
 
 
-def _check_prompts(llm: LLM, batch: Batch, lines: Sequence[PromptLine]) -> None:
+def check_prompts(llm: LLM, batch: Batch, lines: Sequence[PromptLine]) -> None:
+    """See whether the model takes every prompt.
+
+    Raises:
+        PromptError: lists every line that it does not.
+    """
     problems = []
     for line in lines:
         try:
-            llm.check(_as_prompt(llm, batch, line), line.params)
+            llm.check(as_prompt(llm, batch, line), line.params)
         except UserError as exc:
             problems.append((line.line, on_one_line(exc)))
     if problems:
         raise bad_lines(batch.prompts, problems)
 
 
-def _as_prompt(llm: LLM, batch: Batch, line: PromptLine) -> Any:
+def as_prompt(llm: LLM, batch: Batch, line: PromptLine) -> Any:
+    """A line as `LLM` takes it, through the model's chat template where that applies.
+
+    Raises:
+        PromptError: it needs a chat template, and the model has none.
+    """
     if line.form == "prompt_token_ids" or batch.raw:
         return {line.form: line.content}
     is_text = line.form == "prompt"
@@ -141,7 +151,7 @@ def _answer(
     length: int,
     window: int,
 ) -> None:
-    prompts = ((line, _as_prompt(llm, batch, line), line.params) for line in lines)
+    prompts = ((line, as_prompt(llm, batch, line), line.params) for line in lines)
     path = batch.answers
     started = time.perf_counter()
     try:

@@ -94,6 +94,11 @@ class LLM:
         """The longest prompt plus answer, in tokens."""
         return self._running_engine().cache_size.max_model_len
 
+    @property
+    def vocab_size(self) -> int:
+        """Prompts may hold token ids below this."""
+        return self._running_engine().model.vocab_size
+
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
