@@ -1,12 +1,18 @@
 """`runnerctl bench` on a tiny model: counts, numbers that fit each other, and what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from runnerctl.cli import bench_measure, bench_report
 from runnerctl.cli.app import app
-from runnerctl.cli.bench_measure import percentiles, spread
+from runnerctl.cli.bench_measure import percentiles, run_rounds, spread
+from runnerctl.cli.bench_work import Workload, synthetic
+from runnerctl.engine.outputs import StreamDelta
+from runnerctl.engine.sampling_params import SamplingParams
+from runnerctl.engine.stats import EngineStats
 from tiny_models import make_tiny_model
 
 QUICK = ("--enforce-eager", "--repeats", "2", "--warmup", "0", "--dtype", "float32")
@@ -67,6 +73,61 @@ def test_the_same_seed_asks_the_same_and_a_prefix_cache_is_used_if_it_is_wanted(
     assert found["workload"]["num_cached_tokens"] > 40
 
 
+@pytest.mark.parametrize("where", ["file", "variable"])
+def test_a_file_or_a_variable_turns_the_cache_on_as_well(model, where, tmp_path, monkeypatch):
+    words = ["--num-prompts", "2", "--prompt-tokens", "40", "--max-tokens", "1"]
+    if where == "file":
+        path = tmp_path / "settings.yaml"
+        path.write_text("enable-prefix-caching: true\n")
+        words += ["--config", str(path)]
+    else:
+        monkeypatch.setenv("RUNNERCTL_ENABLE_PREFIX_CACHING", "true")
+    found = record(model, *words)
+    assert found["prefix_caching"] is True
+    assert found["workload"]["num_cached_tokens"] == 64
+
+
+def test_an_end_token_ends_nothing(model, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt_token_ids": [5, 6], "logit_bias": {"2": 1e4}}))
+    found = record(model, "--prompts-file", str(path), "--max-tokens", "6")
+    assert found["workload"]["num_generated_tokens"] == 6
+
+
+def test_prefill_takes_one_token_of_lines_that_want_more(model, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt_token_ids": [5, 6], "max_tokens": 9, "min_tokens": 4}))
+    assert record(model, "prefill", "--prompts-file", str(path))["workload"] == {
+        "source": str(path),
+        "seed": None,
+        "num_prompts": 1,
+        "num_prompt_tokens": 2,
+        "num_cached_tokens": 0,
+        "num_generated_tokens": 1,
+        "repeats": 2,
+        "warmup": 0,
+    }
+
+
+def test_a_model_that_brings_code_is_looked_up_as_it_was_loaded(model, monkeypatch):
+    asked = []
+
+    def look_up(name, *, trust_remote_code=False):
+        asked.append(trust_remote_code)
+        return model
+
+    monkeypatch.setattr("runnerctl.models.store.ensure_local", look_up)
+    section = SimpleNamespace(model="m", dtype="auto", trust_remote_code=True)
+    config = SimpleNamespace(
+        model=section,
+        cache=SimpleNamespace(block_size=16, enable_prefix_caching=False),
+        runner=SimpleNamespace(enforce_eager=True),
+    )
+    resolved = SimpleNamespace(config=config, reference=None, decision=SimpleNamespace(runner="v1"))
+    bench_report.setting_of(SimpleNamespace(stats=EngineStats), resolved)
+    assert asked == [True]
+
+
 def test_prompts_of_a_file_keep_their_own_parameters(model, tmp_path):
     lines = [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}, {"prompt_token_ids": [9] * 8}]
     path = tmp_path / "prompts.jsonl"
@@ -113,3 +174,48 @@ def test_numbers_over_rounds_and_answers():
     assert (found["p50"], found["p90"], found["p99"], found["mean"]) == (50, 90, 99, 50.5)
     assert percentiles([4.0]) == {"mean": 4.0, "p50": 4.0, "p90": 4.0, "p99": 4.0}
     assert percentiles([]) is None
+
+
+class Paced:
+    """Three seconds to the first token of each answer, one to each further one."""
+
+    def __init__(self, clock):
+        self.clock, self.asked = clock, []
+
+    def stats(self):
+        return EngineStats()
+
+    def stream(self, prompts, params):
+        self.asked.append(len(prompts))
+        for i in range(params[0].max_tokens):
+            self.clock.now += 1 if i else 3
+            for index in range(len(prompts)):
+                yield StreamDelta(str(index), index, "", (7,))
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("throughput", 6.0), ("latency", 12.0)])
+def test_times_of_an_answer_begin_when_it_is_asked_for(monkeypatch, mode, seconds):
+    clock, said = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(bench_measure, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    llm, params = Paced(clock), SamplingParams(temperature=0, max_tokens=4)
+    work = Workload(mode, 2, (5, 5), 4, 0)
+    [one] = run_rounds(
+        llm, [([1], params), ([2], params)], work, repeats=1, warmup=2, say=said.append
+    )
+    assert llm.asked == ([2] * 3 if mode == "throughput" else [1] * 6)
+    assert (one.seconds, one.generated_tokens) == (seconds, 8)
+    assert one.time_to_first_token_s == [3.0, 3.0]
+    assert one.time_per_output_token_s == [1.0, 1.0]
+    assert one.latency_s == [6.0, 6.0]
+    names = [line.split(":")[0] for line in said]
+    assert names == ["warm-up 1 of 2", "warm-up 2 of 2", "round 1 of 1"]
+
+
+def test_the_seed_is_that_of_lengths_and_tokens():
+    def prompts(seed):
+        made = synthetic(Workload("throughput", 20, (5, 50), 4, seed), vocab_size=50)
+        return [one["prompt_token_ids"] for one in made]
+
+    assert prompts(1) == prompts(1) != prompts(2)
+    assert len({len(one) for one in prompts(1)}) > 5
+    assert {token for one in prompts(1) for token in one} == set(range(50))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,15 +86,12 @@ def bench(  # noqa: PLR0913 - one parameter for each flag
     """Measure how fast a model answers.
 
     Decoding is greedy and does not stop at the end token, so that every round computes the
-    same number of tokens. The prefix cache is off unless --enable-prefix-caching is given.
+    same number of tokens. The prefix cache is off unless some setting turns it on.
     """
     from runnerctl.cli.bench_work import Flags, plan, requests
 
     work = plan(Flags(mode.value, num_prompts, prompt_tokens, max_tokens, seed, prompts_file))
-    if settings.get("enable_prefix_caching") is None:
-        # a cached prompt is not computed, and every round asks the same
-        settings = {**settings, "enable_prefix_caching": False}
-    resolved = resolve_model(model, settings, config_file)
+    resolved = resolve_model(model, _without_prefix_cache(settings, config_file), config_file)
     from runnerctl.cli.bench_measure import run_rounds
     from runnerctl.cli.bench_report import record_of, report, setting_of
 
@@ -110,3 +108,18 @@ def bench(  # noqa: PLR0913 - one parameter for each flag
     from runnerctl.cli.render import show
 
     show(report(record))
+
+
+def _without_prefix_cache(settings: dict[str, Any], config_file: Path | None) -> dict[str, Any]:
+    """The settings with the prefix cache off, unless a flag, the file or a variable says.
+
+    A cached prompt is not computed, and every round asks the same.
+    """
+    from runnerctl.config.settings import resolve_settings
+
+    given = resolve_settings(
+        settings, source="command line", config_file=config_file, environ=os.environ
+    )
+    if "enable_prefix_caching" in given.values:
+        return settings
+    return {**settings, "enable_prefix_caching": False}

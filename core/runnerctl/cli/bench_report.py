@@ -56,7 +56,8 @@ def setting_of(llm: LLM, resolved: Resolved) -> dict[str, Any]:
     config = resolved.config
     assert config is not None
     device = default_device()
-    folder = ensure_local(resolved.reference or config.model.model)
+    model, trust = resolved.reference or config.model.model, config.model.trust_remote_code
+    folder = ensure_local(model, trust_remote_code=trust)
     dtype, _ = choose_dtype(config.model.dtype, read_config(folder), device)
     stats = llm.stats()
     is_gpu = device.type == "cuda"

@@ -102,7 +102,9 @@ def plan(flags: Flags) -> Workload:
     params = SamplingParams(temperature=0, max_tokens=work.max_tokens, ignore_eos=True)
     lines = read_prompts(flags.prompts_file, params, raw=False)
     if work.mode == "prefill":
-        lines = [replace(line, params=replace(line.params, max_tokens=1)) for line in lines]
+        lines = [
+            replace(line, params=replace(line.params, max_tokens=1, min_tokens=0)) for line in lines
+        ]
     return replace(work, num_prompts=len(lines), lines=tuple(lines), source=flags.prompts_file)
 
 
