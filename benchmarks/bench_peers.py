@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -153,8 +154,10 @@ def measure_cold_start(contenders: Sequence[Contender], repeats: int) -> None:
     for _ in range(repeats):
         for one in contenders:
             fresh = Contender(one.kind, one.command)
-            seconds = fresh.start() + fresh.run([[1000 + i for i in range(16)]], 1)
-            fresh.stop()
+            try:
+                seconds = fresh.start() + fresh.run([[1000 + i for i in range(16)]], 1)
+            finally:
+                fresh.stop()
             print(f"  e: {one.kind} {seconds:.2f} s", file=sys.stderr)
             # as a rate, so that more is better here too
             one.rates.setdefault("e: cold start", []).append(1 / seconds)
@@ -260,6 +263,10 @@ def start_all(contenders: Sequence[Contender]) -> list[Contender]:
             print(f"- {one.kind} is left out: {error}", file=sys.stderr)
             one.stop()
             continue
+        except BaseException:
+            for started in (*up, one):
+                started.stop()
+            raise
         print(f"- {one.kind}: {one.how} ({seconds:.1f} s to start)", flush=True)
         up.append(one)
     return up
@@ -270,6 +277,8 @@ def main() -> None:
     from runnerctl.models.store import ensure_local
 
     args = arguments()
+    # so that a time limit from outside ends the contenders as well, not only this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = ensure_local(read_model_config(args.model))
     contenders = start_all(commands(args, folder))
     known = workloads(args.new_tokens)

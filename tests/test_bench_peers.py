@@ -64,6 +64,14 @@ def test_one_that_cannot_start_does_not_stop_the_others(peers, contender, capsys
     assert "no v2" in told
 
 
+def test_an_interrupt_while_they_start_ends_those_that_are_up(peers, contender, monkeypatch):
+    late = peers.Contender("runnerctl v2", [])
+    monkeypatch.setattr(late, "start", lambda: sys.exit(143))
+    with pytest.raises(SystemExit):
+        peers.start_all([contender, late])
+    assert contender.process is None
+
+
 def test_ratios_are_of_medians_and_more_is_better_in_a_cold_start_too(peers):
     v1 = peers.Contender("runnerctl v1", [], rates={"a": [1.0, 2.0, 9.0], "e: cold start": [0.5]})
     base = peers.Contender(peers.BASE, [], rates={"a": [4.0], "e: cold start": [0.25]})
