@@ -158,7 +158,7 @@ def test_the_site_policy_does_what_its_options_say(installed, llama):
 
     unheeded = installed.explain(llama, *option("pins=LlamaForCausalLM=nowhere"))
     assert any(
-        "is pinned to nowhere, but v1 serves it" in p["message"] for p in unheeded["problems"]
+        "is pinned to nowhere, but v2 serves it" in p["message"] for p in unheeded["problems"]
     )
 
     for wrong in ("pins=LlamaForCausalLM", "pin=a=b", "max_num_seqs=0"):
@@ -200,8 +200,9 @@ print(json.dumps(found))
 @pytest.mark.parametrize("installed", ["reference_runner"], indirect=True)
 @pytest.mark.slow
 def test_the_reference_runner_executes_models_and_is_taken_only_by_name(installed, llama):
-    assert installed.explain(llama)["runner"] == "v1"
-    assert installed.explain(llama, "-p", "no:runner_v1", status=2)["runner"] is None
+    assert installed.explain(llama)["runner"] == "v2"
+    without = ("-p", "no:runner_v1", "-p", "no:runner_v2")
+    assert installed.explain(llama, *without, status=2)["runner"] is None
     assert installed.explain(llama, "--runner", "reference")["runner"] == "reference"
 
     found = json.loads(installed.call(installed.python, "-c", ANSWERS, llama).stdout)
@@ -235,7 +236,7 @@ def test_the_journal_command_sums_up_what_was_logged(installed, llama):
     imports = "import sys; from runnerctl import LLM; "
     installed.call(installed.python, "-c", imports + code, llama, log)
     summed = installed.runnerctl("journal", log).stdout
-    assert re.search(r"^decisions +2 v1$", summed, re.MULTILINE)
+    assert re.search(r"^decisions +2 v2$", summed, re.MULTILINE)
     assert re.search(r"^requests +1: 1 (stop|length)$", summed, re.MULTILINE)
     assert re.search(r"^prompt tokens +3$", summed, re.MULTILINE)
 
