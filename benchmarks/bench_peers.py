@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -131,18 +132,22 @@ class Contender:
         return json.loads(line)
 
 
-def measure(contenders: list[Contender], work: Workload, repeats: int) -> None:
-    """Everybody does the same, one after the other, `repeats` times after a warm-up."""
+def measure(contenders: Sequence[Contender], work: Workload, repeats: int) -> None:
+    """Everybody does the same, one after the other, `repeats` times after a warm-up.
+
+    One that ends takes no further part; what it did before stays.
+    """
     rng = random.Random(work.title)
     for repeat in range(repeats + 1):
         prompts = [[rng.randrange(1000, 40_000) for _ in range(n)] for n in work.lengths]
-        for one in list(contenders):
+        for one in contenders:
+            if one.process is None:
+                continue
             try:
                 seconds = one.run(prompts, work.new_tokens)
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 print(f"- {one.kind} {error}", file=sys.stderr)
                 one.stop()
-                contenders.remove(one)
                 continue
             print(f"  {work.title}: {one.kind} {seconds:.2f} s", file=sys.stderr)
             if repeat:
@@ -151,11 +156,16 @@ def measure(contenders: list[Contender], work: Workload, repeats: int) -> None:
 
 def measure_cold_start(contenders: Sequence[Contender], repeats: int) -> None:
     """Seconds from starting a fresh process to the first token; files are in the page cache."""
+    left = list(contenders)
     for _ in range(repeats):
-        for one in contenders:
+        for one in tuple(left):
             fresh = Contender(one.kind, one.command)
             try:
                 seconds = fresh.start() + fresh.run([[1000 + i for i in range(16)]], 1)
+            except (RuntimeError, OSError) as error:
+                print(f"- {one.kind} {error}", file=sys.stderr)
+                left.remove(one)
+                continue
             finally:
                 fresh.stop()
             print(f"  e: {one.kind} {seconds:.2f} s", file=sys.stderr)
@@ -272,15 +282,8 @@ def start_all(contenders: Sequence[Contender]) -> list[Contender]:
     return up
 
 
-def main() -> None:
-    from runnerctl.config.model_reference import read_model_config
-    from runnerctl.models.store import ensure_local
-
-    args = arguments()
-    # so that a time limit from outside ends the contenders as well, not only this process
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    folder = ensure_local(read_model_config(args.model))
-    contenders = start_all(commands(args, folder))
+def measure_all(contenders: Sequence[Contender], args: argparse.Namespace) -> None:
+    """The workloads that were asked for; the cold start last, with nobody else in memory."""
     known = workloads(args.new_tokens)
     try:
         for letter in args.workloads:
@@ -291,14 +294,37 @@ def main() -> None:
             one.stop()
     if "e" in args.workloads:
         measure_cold_start(contenders, args.repeats)
+
+
+def report(contenders: Sequence[Contender], args: argparse.Namespace) -> None:
+    """Print the table, and write the JSON if it was asked for."""
     rows = table(contenders)
-    print(f"\n{args.model}, {args.dtype}, {args.new_tokens} new tokens, {platform.machine()}\n")
-    print(markdown(rows))
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, torch {version('torch')}"
+    print(f"\n{args.model}, {args.dtype}, {args.new_tokens} new tokens, {machine}\n")
+    print(markdown(rows), flush=True)
     if args.json:
         setup = {"model": args.model, "dtype": args.dtype, "new_tokens": args.new_tokens}
         how = {one.kind: one.how for one in contenders}
-        args.json.write_text(json.dumps({**setup, "contenders": how, "rows": rows}, indent=2))
+        record = {**setup, "machine": machine, "contenders": how, "rows": rows}
+        args.json.write_text(json.dumps(record, indent=2))
+
+
+def main() -> int:
+    from runnerctl.config.model_reference import read_model_config
+    from runnerctl.models.store import ensure_local
+
+    args = arguments()
+    # so that a time limit from outside ends the contenders as well, not only this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder = ensure_local(read_model_config(args.model))
+    contenders = start_all(commands(args, folder))
+    try:
+        measure_all(contenders, args)
+    finally:
+        # cut short or not: what was measured is shown
+        report(contenders, args)
+    return 0 if any(one.rates for one in contenders) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,8 @@
 """`benchmarks/bench_peers.py`: what it makes of the times, with contenders that only pretend."""
 
 import importlib.util
+import json
+import signal
 import sys
 from pathlib import Path
 
@@ -46,13 +48,74 @@ def test_the_warm_up_is_not_counted(peers, contender):
     assert contender.rates == {"w": [8.0] * 3}
 
 
-def test_one_that_ends_is_left_out_and_its_last_words_are_shown(peers, contender, capsys):
-    contender.start()
-    others = [contender]
-    peers.measure(others, peers.Workload("w", [3], 13), repeats=3)
-    assert others == []
-    assert contender.rates == {}
+def test_one_that_ends_is_left_out_keeps_its_results_and_its_last_words_are_shown(
+    peers, contender, capsys
+):
+    other = peers.Contender("runnerctl v2", [sys.executable, "-c", ANSWERS.replace("13", "99")])
+    both = [contender, other]
+    try:
+        peers.start_all(both)
+        for title, new_tokens in (("a", 4), ("b", 13), ("c", 4)):
+            peers.measure(both, peers.Workload(title, [3], new_tokens), repeats=2)
+    finally:
+        other.stop()
     assert "cannot count so far" in capsys.readouterr().err
+    rows = [(row["workload"], row["contender"]) for row in peers.table(both)]
+    assert rows == [
+        ("a", "runnerctl v1"),
+        ("a", "runnerctl v2"),
+        ("b", "runnerctl v2"),
+        ("c", "runnerctl v2"),
+    ]
+
+
+def test_a_cold_start_that_fails_is_not_tried_again_and_stops_nobody(peers, contender, capsys):
+    broken = peers.Contender("runnerctl v2", [sys.executable, "-c", "raise SystemExit('no v2')"])
+    peers.measure_cold_start([broken, contender], repeats=2)
+    assert broken.rates == {}
+    assert len(contender.rates["e: cold start"]) == 2
+    assert capsys.readouterr().err.count("no v2") == 1
+
+
+@pytest.fixture
+def run_main(peers, contender, monkeypatch, tmp_path):
+    """`main` with the contender that pretends, and the rows of its JSON."""
+
+    def run(measured):
+        path = tmp_path / "found.json"
+        words = ["bench_peers.py", "--workloads", "a,b", "--json", str(path)]
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr("runnerctl.models.store.ensure_local", lambda _: tmp_path)
+        monkeypatch.setattr(peers, "commands", lambda *_: [contender])
+        monkeypatch.setattr(peers, "measure", measured)
+        try:
+            status = peers.main()
+        except SystemExit as ended:
+            status = ended.code
+        return status, json.loads(path.read_text())["rows"]
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_cut_short_it_shows_what_was_measured(peers, contender, run_main, capsys):
+    real = peers.measure
+
+    def cut_short(contenders, work, repeats):
+        if work.title.startswith("b"):
+            sys.exit(143)
+        real(contenders, work, repeats)
+
+    status, rows = run_main(cut_short)
+    assert status == 143
+    assert [row["workload"] for row in rows] == ["a: 1 stream"]
+    assert "| a: 1 stream | runnerctl v1 |" in capsys.readouterr().out
+    assert contender.process is None
+
+
+def test_a_run_that_measured_nothing_has_failed(run_main):
+    assert run_main(lambda *_: None) == (1, [])
 
 
 def test_one_that_cannot_start_does_not_stop_the_others(peers, contender, capsys):
