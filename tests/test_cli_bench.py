@@ -109,23 +109,15 @@ def test_prefill_takes_one_token_of_lines_that_want_more(model, tmp_path):
     }
 
 
-def test_a_model_that_brings_code_is_looked_up_as_it_was_loaded(model, monkeypatch):
-    asked = []
-
-    def look_up(name, *, trust_remote_code=False):
-        asked.append(trust_remote_code)
-        return model
-
-    monkeypatch.setattr("runnerctl.models.store.ensure_local", look_up)
-    section = SimpleNamespace(model="m", dtype="auto", trust_remote_code=True)
+def test_the_setting_has_the_type_that_the_engine_computes_in():
     config = SimpleNamespace(
-        model=section,
+        model=SimpleNamespace(model="nowhere", dtype="auto"),
         cache=SimpleNamespace(block_size=16, enable_prefix_caching=False),
         runner=SimpleNamespace(enforce_eager=True),
     )
-    resolved = SimpleNamespace(config=config, reference=None, decision=SimpleNamespace(runner="v1"))
-    bench_report.setting_of(SimpleNamespace(stats=EngineStats), resolved)
-    assert asked == [True]
+    resolved = SimpleNamespace(config=config, decision=SimpleNamespace(runner="v1"))
+    llm = SimpleNamespace(stats=lambda: EngineStats(dtype="bfloat16"))
+    assert bench_report.setting_of(llm, resolved)["dtype"] == "bfloat16"
 
 
 def test_prompts_of_a_file_keep_their_own_parameters(model, tmp_path):

@@ -236,6 +236,14 @@ def test_what_an_engine_counts(llm):
     assert stats.peak_blocks_used > 3
 
 
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_the_type_it_computes_in_is_that_of_the_loaded_model(folder, runner):
+    settings = {"runner": runner, "enforce_eager": True, "max_model_len": 32}
+    for asked, found in (("bfloat16", "bfloat16"), ("auto", "float32")):
+        with LLM(folder, dtype=asked, **settings) as llm:
+            assert llm.stats().dtype == found
+
+
 def test_a_prompt_cut_in_chunks_is_counted_as_prefill_even_in_chunks_of_one(folder):
     with LLM(folder, max_model_len=32, max_num_batched_tokens=1) as llm:
         llm.generate([5, 6, 7], params(max_tokens=3))
@@ -267,6 +275,7 @@ def test_the_table_for_people():
         num_blocks=20,
         peak_blocks_used=3,
         num_preemptions=2,
+        dtype="bfloat16",
         plugin_seconds={"mine": {"import": 0.001, "select_runner": 0.0005}},
     )
     console = Console(file=StringIO(), width=80)
@@ -277,6 +286,7 @@ def test_the_table_for_people():
         "1 token,",
         "3 of 20 blocks at most",
         "2 preemptions",
+        "bfloat16",
         "mine 1.5 ms (import 1.0, select_runner 0.5)",
     ):
         assert part in text

@@ -48,17 +48,11 @@ def setting_of(llm: LLM, resolved: Resolved) -> dict[str, Any]:
     import transformers
 
     from runnerctl import __version__
-    from runnerctl.models.checkpoint import read_config
-    from runnerctl.models.store import ensure_local
     from runnerctl.runner.memory import default_device
-    from runnerctl.runner.model_loader import choose_dtype
 
     config = resolved.config
     assert config is not None
     device = default_device()
-    model, trust = resolved.reference or config.model.model, config.model.trust_remote_code
-    folder = ensure_local(model, trust_remote_code=trust)
-    dtype, _ = choose_dtype(config.model.dtype, read_config(folder), device)
     stats = llm.stats()
     is_gpu = device.type == "cuda"
     return {
@@ -66,7 +60,7 @@ def setting_of(llm: LLM, resolved: Resolved) -> dict[str, Any]:
         "runner": resolved.decision.runner,
         "attention_backend": stats.attention_backend,
         "transforms": [f"{t.stage} {t.name} ({t.plugin}): {t.report}" for t in stats.transforms],
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": stats.dtype,
         "device": torch.cuda.get_device_name(device) if is_gpu else device.type,
         "threads": torch.get_num_threads(),
         "block_size": config.cache.block_size,
@@ -128,7 +122,7 @@ def _setting(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{work['repeats']}, after {work['warmup']} to warm up"
     cached = f"on, {work['num_cached_tokens']} prompt tokens came from it in the last round"
     yield "prefix cache", cached if record["prefix_caching"] else "off"
-    yield "model", f"{record['model']}, {record['dtype']}"
+    yield "model", ", ".join(filter(None, (record["model"], record["dtype"])))
     eager = ", eager" if record["enforce_eager"] else ""
     yield "runner", f"{record['runner']}{eager}, attention {record['attention_backend'] or '-'}"
     heading = "transforms"

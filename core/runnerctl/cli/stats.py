@@ -34,6 +34,8 @@ def _rows(s: EngineStats) -> Iterator[tuple[str, str]]:
     preempted = f", {_count(s.num_preemptions, 'preemption')}" if s.num_preemptions else ""
     share = f"{s.peak_blocks_used} of {_count(s.num_blocks, 'block')} at most"
     yield "KV cache", share + now + preempted
+    if s.dtype:
+        yield "dtype", s.dtype
     if s.attention_backend:
         yield "attention", s.attention_backend
     heading = "transforms"

@@ -114,6 +114,7 @@ class Engine:
             num_blocks_used=self._num_blocks_used,
             attention_backend=self.model.attention_backend,
             transforms=self.model.transforms,
+            dtype=self.model.dtype,
         )
 
     def finish(self, request: Request, reason: FinishReason) -> None:

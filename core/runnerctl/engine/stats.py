@@ -45,6 +45,7 @@ class EngineStats:
         plugin_seconds: time in each hook of each plugin; `import` is its loading.
         attention_backend: that serves the model; "" if the runner has none.
         transforms: of plugins, that changed the model, in the order of their application.
+        dtype: that the model computes in, as "float32"; "" if the runner does not say.
     """
 
     num_requests: int = 0
@@ -67,6 +68,7 @@ class EngineStats:
     plugin_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     attention_backend: str = ""
     transforms: tuple[AppliedTransform, ...] = ()
+    dtype: str = ""
 
     def count_step(
         self, prefill_tokens: int, num_requests: int, num_generated: int, seconds: float

@@ -81,5 +81,11 @@ def load_paged_model(
     # Only now: the dry run would be the first thing that is compiled.
     if not config.runner.enforce_eager:
         transforms += transform("compile")
-    facts = LoadedModel(paged.vocab_size, paged.max_model_len, backend.name, transforms)
+    facts = LoadedModel(
+        vocab_size=paged.vocab_size,
+        max_model_len=paged.max_model_len,
+        attention_backend=backend.name,
+        transforms=transforms,
+        dtype=str(dtype).removeprefix("torch."),
+    )
     return LoadedPagedModel(paged, backend(config.cache.block_size), facts)

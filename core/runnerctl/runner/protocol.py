@@ -41,12 +41,14 @@ class LoadedModel:
         max_model_len: the context length in tokens, or None if unbounded.
         attention_backend: that was chosen; "" if the runner has none.
         transforms: of plugins, that changed the model.
+        dtype: of the weights and of what is computed: "float32"; "" if it is not known.
     """
 
     vocab_size: int
     max_model_len: int | None
     attention_backend: str = ""
     transforms: tuple[AppliedTransform, ...] = ()
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

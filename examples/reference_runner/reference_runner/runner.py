@@ -38,15 +38,20 @@ class ReferenceRunner:
 
     def load(self):
         path, settings = self._context.model_path, self._context.config.model
+        dtype = resolve_dtype(settings.dtype, read_config(path), self._device)
         self._model = load_model(
             path,
-            dtype=resolve_dtype(settings.dtype, read_config(path), self._device),
+            dtype=dtype,
             device=self._device,
             trust_remote_code=settings.trust_remote_code,
             attn_implementation="sdpa",
         )
         config = self._model.config.get_text_config(decoder=True)
-        return LoadedModel(config.vocab_size, getattr(config, "max_position_embeddings", None))
+        return LoadedModel(
+            vocab_size=config.vocab_size,
+            max_model_len=getattr(config, "max_position_embeddings", None),
+            dtype=str(dtype).removeprefix("torch."),
+        )
 
     def kv_cache_spec(self):
         # Without a layer a block costs nothing, and the scheduler gets as many as it can use.
