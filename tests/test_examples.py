@@ -51,7 +51,7 @@ class Environment:
         done = subprocess.run(
             words, env=clean, cwd=self.folder, capture_output=True, text=True, check=False
         )
-        assert done.returncode == status, done.stdout + done.stderr
+        assert status in (None, done.returncode), done.stdout + done.stderr
         return done
 
     def python_says(self, code):
@@ -164,6 +164,46 @@ def test_the_site_policy_does_what_its_options_say(installed, llama):
     for wrong in ("pins=LlamaForCausalLM", "pin=a=b", "max_num_seqs=0"):
         assert installed.explain(llama, *option(wrong), status=2)["runner"] is None
     installed.run_its_tests("site_policy")
+
+
+TIDAL = {
+    "model_type": "tidal",
+    "architectures": ["TidalForCausalLM"],
+    "stream": "~~~o~~~o",
+    "anchors": 16,
+    "crew": 8,
+    "reach": 65536,
+}
+
+
+@pytest.mark.parametrize("installed", ["model_facts"], indirect=True)
+@pytest.mark.slow
+def test_model_facts_tell_the_host_what_it_cannot_read(installed):
+    model = installed.folder / "tidal.json"
+    model.write_text(json.dumps(TIDAL))
+
+    def facts(*arguments):
+        # the outcome depends on what the runners can do; the facts do not
+        command = ("explain", model, "--runner", "auto", "--format", "json", *arguments)
+        decision = json.loads(installed.runnerctl(*command, status=None).stdout)
+        named = ("is_hybrid", "is_moe", "num_hidden_layers", "max_position_embeddings")
+        return decision, [decision["facts"][name] for name in named]
+
+    decision, found = facts()
+    assert found == [True, True, 8, 65536]
+    assert decision["facts"]["supplied_by"]["is_hybrid"] == "tidal"
+    against = {(b["plugin"], b["runner"]) for b in decision["ballots"] if b["kind"] == "discourage"}
+    assert ("hybrid_exclusion", "v2") in against
+    assert {"hybrid", "moe"} <= {need["capability"] for need in decision["needs"]}
+    assert decision["runner"] != "v2"
+    shown = installed.runnerctl("explain", model, status=None).stdout
+    assert "tidal says: its stream has 6 tides" in shown
+
+    without, found = facts("-p", "no:tidal")
+    assert found[:2] == [False, False]
+    assert without["runner"] == "v2"
+    assert without["facts"]["uncertain"]
+    installed.run_its_tests("model_facts")
 
 
 ANSWERS = """

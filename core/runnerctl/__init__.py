@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from runnerctl.ballots import BUILTIN, Ballot, Discourage, Forbid, Require, Vote
-    from runnerctl.config import EngineConfig, ModelFacts
+    from runnerctl.config import EngineConfig, FactOverrides, ModelFacts
     from runnerctl.decision import Decision
     from runnerctl.engine.llm import LLM
     from runnerctl.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -33,6 +33,7 @@ _HOME = {
     "Decision": "runnerctl.decision",
     "Discourage": "runnerctl.ballots",
     "EngineConfig": "runnerctl.config",
+    "FactOverrides": "runnerctl.config",
     "Forbid": "runnerctl.ballots",
     "LLM": "runnerctl.engine.llm",
     "ModelError": "runnerctl.errors",
@@ -63,6 +64,7 @@ __all__ = [
     "Decision",
     "Discourage",
     "EngineConfig",
+    "FactOverrides",
     "Forbid",
     "ModelError",
     "ModelFacts",

@@ -18,7 +18,7 @@ inside functions, never at the top.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from runnerctl.ballots import Ballot
-    from runnerctl.config import EngineConfig
+    from runnerctl.config import EngineConfig, FactOverrides
     from runnerctl.decision import Decision
     from runnerctl.problems import Problem
     from runnerctl.runner.attention.spec import AttentionBackendSpec
@@ -101,6 +101,34 @@ def register_options() -> type[BaseModel]:  # type: ignore[empty-body]
         @hookimpl
         def register_options():
             return Options
+    """
+
+
+@hookspec
+def register_model_facts(
+    config_json: Mapping[str, Any],
+) -> FactOverrides | Iterable[FactOverrides] | None:
+    """Supply facts of a model that the host does not know, or reads wrongly.
+
+    Called once per decision, before any ballot is asked for, in the process that decides;
+    never in a worker, and not for a configuration that was made with its facts. Must be a
+    pure function of its argument.
+
+    Args:
+        config_json: the object in the model's `config.json` (of a GGUF file, one made from
+            its metadata); a copy for this plugin alone. Any key may be missing or odd.
+
+    Returns:
+        `FactOverrides`, or None for every model that is not this plugin's business. The
+        facts in it go before what the host read; `explain` shows each that changed with
+        the plugin's name and reason. Two plugins that contradict each other on a fact are
+        an error that names both.
+
+    Example:
+        @hookimpl
+        def register_model_facts(config_json):
+            if config_json.get("model_type") == "tidal":
+                return FactOverrides("tidal's `tide` layers are recurrent", is_hybrid=True)
     """
 
 

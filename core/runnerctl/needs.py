@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from runnerctl.ballots import Forbid, StampedBallot, stamp
-from runnerctl.config import EngineConfig
+from runnerctl.config import EngineConfig, ModelFacts
 from runnerctl.decision import Need, PluginRecord
 from runnerctl.runner.spec import CAPABILITIES, RunnerSpec
 
@@ -33,11 +33,10 @@ def needs_of(config: EngineConfig) -> tuple[Need, ...]:
     needs = []
     facts = config.facts
     if facts is not None:
-        evidence = facts.evidence
         usual = "the model generates text" if facts.runner_type == "generate" else None
-        needs.append(Need(facts.runner_type, usual or _because(evidence.get("runner_type"))))
+        needs.append(Need(facts.runner_type, usual or _because(facts, "runner_type")))
         needs += [
-            Need(capability, _because(evidence.get(fact)))
+            Need(capability, _because(facts, fact))
             for fact, capability in _FACTS.items()
             if getattr(facts, fact)
         ]
@@ -69,8 +68,11 @@ def capability_forbids(
     return ballots
 
 
-def _because(evidence: str | None) -> str:
-    return f"the model's config says {evidence}" if evidence else "the model is of this kind"
+def _because(facts: ModelFacts, fact: str) -> str:
+    said = facts.evidence.get(fact)
+    if said is None:
+        return "the model is of this kind"
+    return said if fact in facts.supplied_by else f"the model's config says {said}"
 
 
 def _lacks(runner: str, missing: Sequence[Need]) -> str:

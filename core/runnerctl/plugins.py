@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runnerctl.ballots import Discourage, Forbid, Require, StampedBallot, Vote, stamp
+from runnerctl.config.fact_overrides import FactOverrides, Supplied, plain_copy
 from runnerctl.decision import Decision, PluginRecord
 from runnerctl.plugin_checks import (
     GUARDED,
@@ -192,13 +193,26 @@ class PluginHost:
         """The options model of each active plugin that declares one, by plugin name."""
         return self._settled().options
 
+    def model_facts(
+        self, config_json: Mapping[str, Any], *, strict: bool = False
+    ) -> tuple[list[Supplied], list[Problem]]:
+        """Ask every plugin's `register_model_facts`, each with a copy of its own."""
+        answers, problems = self._ask(
+            "register_model_facts",
+            lambda: {"config_json": plain_copy(config_json)},
+            (FactOverrides,),
+            "warning" if not (strict or self.strict) else "error",
+            "The model is taken for what the others make of its config, which may be wrong",
+        )
+        return [Supplied(record.name, overrides) for record, overrides in answers], problems
+
     def ballots(
         self, config: EngineConfig, *, strict: bool = False
     ) -> tuple[list[StampedBallot], list[Problem]]:
         """Ask every plugin's `select_runner`; stamp each ballot with its origin."""
         answers, problems = self._ask(
             "select_runner",
-            {"config": config},
+            lambda: {"config": config},
             _BALLOTS,
             "warning" if not (strict or self.strict) else "error",
             "The vote is counted without what it had left to say, which could have been a veto",
@@ -212,7 +226,7 @@ class PluginHost:
         """Ask every plugin's `validate_config`; name the plugin in each problem."""
         answers, problems = self._ask(
             "validate_config",
-            {"config": config, "decision": decision},
+            lambda: {"config": config, "decision": decision},
             (Problem,),
             "warning" if not (strict or self.strict) else "error",
             "What it would have reported is not known",
@@ -222,7 +236,7 @@ class PluginHost:
     def _ask(
         self,
         hook: str,
-        arguments: Mapping[str, Any],
+        arguments: Callable[[], Mapping[str, Any]],
         kinds: tuple[type, ...],
         severity: Literal["error", "warning"],
         consequence: str,
@@ -230,6 +244,7 @@ class PluginHost:
         """Every answer with the record of the plugin that gave it, and the faults.
 
         What a plugin answered before its fault counts: a veto must not get lost.
+        `arguments` are made anew for each plugin.
         """
         answers: list[tuple[PluginRecord, Any]] = []
         problems = []
@@ -237,7 +252,7 @@ class PluginHost:
             given: list[Any] = []
             started = perf_counter()
             try:
-                collect(implementation(arguments), kinds, given)
+                collect(implementation(arguments()), kinds, given)
             except GUARDED as error:
                 problems.append(hook_fault(record, hook, error, severity, consequence))
             self.add_time(record.name, hook, started)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerctl.config.engine_config import SECTIONS, EngineConfig, Origin, flag
+from runnerctl.config.fact_overrides import known_facts, merge_facts
 from runnerctl.config.settings import ArgumentSource, Settings, resolve_settings
 from runnerctl.deciding import decide_config
 from runnerctl.decision import Decision, PluginRecord
@@ -118,7 +119,7 @@ def resolve(
             for section, kind in SECTIONS.items()
         },
         plugin_options=options,
-        facts=found.facts(),
+        facts=_facts(found, host, problems, strict=values.get("strict_plugins", False)),
         origins=given.origins,
     )
     malformed = _has_error(problems)
@@ -181,7 +182,8 @@ def _resolve_config(
     )
     if config.facts is None:
         found = _find_model(config.model.model, config.where("model"), problems)
-        config = config.model_copy(update={"facts": found.facts() if found else None})
+        facts = found and _facts(found, host, problems, strict=plugins.strict_plugins)
+        config = config.model_copy(update={"facts": facts})
     if config.facts is None or _has_error(problems):
         return Resolved(None, host, _undecided(host, problems, config.facts))
     problems += _setting_problems(config, host)
@@ -261,6 +263,16 @@ def _find_model(
         where = setting if exc.setting in (None, model_reference.SETTING) else exc.setting
         problems.append(Problem("error", exc.message, exc.remedy, where))
         return None
+
+
+def _facts(
+    found: ModelReference, host: PluginHost, problems: list[Problem], *, strict: bool
+) -> ModelFacts:
+    """What plugins say of the model, and else what its config says; faults become problems."""
+    supplied, faults = host.model_facts(found.config, strict=strict)
+    facts, contradictions = merge_facts(found.facts(known_facts(supplied)), supplied)
+    problems += [*faults, *contradictions]
+    return facts
 
 
 def _named_as_written(problems: Iterable[Problem], given: Settings) -> list[Problem]:

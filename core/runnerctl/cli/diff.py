@@ -170,7 +170,7 @@ def _facts(decision: Decision) -> dict[str, Any]:
         return {}
     facts = asdict(decision.facts)
     # where a fact was read is no fact
-    return {name: value for name, value in facts.items() if name != "evidence"}
+    return {n: value for n, value in facts.items() if n not in ("evidence", "supplied_by")}
 
 
 def _needs(decision: Decision) -> dict[str, Any]:

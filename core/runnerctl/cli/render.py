@@ -86,6 +86,7 @@ def decision_report(decision: Decision, model: str | None) -> RenderableType:
         parts.append(Text(why))
     if facts := _facts(decision):
         parts.append(Text(facts, "dim"))
+        parts += [Text(line, "dim") for line in _supplied(decision)]
     if errors:
         parts += ["", problem_list(errors)]
     if decision.ballots:
@@ -200,9 +201,11 @@ def _plugins_in_short(plugins: Sequence[PluginRecord]) -> RenderableType:
 
 
 def _with_distribution(plugins: Iterable[PluginRecord]) -> list[str]:
-    """Names; a third party's with the distribution it came from."""
+    """Names; a third party's with the distribution it came from, if it came from one."""
     return [
-        p.name if p.distribution == "runnerctl" else f"{p.name} ({p.distribution} {p.version})"
+        f"{p.name} ({p.distribution} {p.version})"
+        if p.distribution not in ("", "runnerctl")
+        else p.name
         for p in plugins
     ]
 
@@ -226,6 +229,17 @@ def _facts(decision: Decision) -> str:
     if facts.max_position_embeddings:
         parts.append(f"context of {facts.max_position_embeddings} tokens")
     return f"The model: {', '.join(parts)}."
+
+
+def _supplied(decision: Decision) -> list[str]:
+    """A sentence for each reason for which plugins supplied facts."""
+    facts = decision.facts
+    by_reason: dict[str, list[str]] = {}
+    for name in facts.supplied_by if facts else ():
+        said = facts.evidence.get(name, facts.supplied_by[name]) if facts else ""
+        by_reason.setdefault(said, []).append(f"{name} = {getattr(facts, name)}")
+    # a plugin's name stays as it is spelled
+    return [f"{said.rstrip('.')} ({', '.join(values)})." for said, values in by_reason.items()]
 
 
 def _verdict(decision: Decision, model: str | None) -> Text:

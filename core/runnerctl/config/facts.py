@@ -26,7 +26,10 @@ class ModelFacts:
         is_multimodal: takes images, audio or video beside text.
         num_hidden_layers: of the decoder, or None if the config does not say.
         max_position_embeddings: the context length in tokens, or None if unbounded or unknown.
-        evidence: for each fact that is true, the key and value it was read from.
+        evidence: for each fact that is true, the key and value it was read from; for each
+            that plugins supplied, what they say.
+        supplied_by: for each fact that plugins supplied against the host's own reading,
+            their names, with commas.
         uncertain: sentences about what could not be told for sure; shown to the user.
     """
 
@@ -42,4 +45,5 @@ class ModelFacts:
     num_hidden_layers: int | None = None
     max_position_embeddings: int | None = None
     evidence: Mapping[str, str] = field(default_factory=dict)
+    supplied_by: Mapping[str, str] = field(default_factory=dict)
     uncertain: tuple[str, ...] = ()

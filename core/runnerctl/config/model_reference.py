@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -72,11 +72,15 @@ class ModelReference:
     manifest: Manifest | None = None
     pooling_file: str = ""
 
-    def facts(self) -> ModelFacts:
-        """The facts of the model, from its config and from what lies beside it."""
-        facts = facts_from_config(self.config)
+    def facts(self, known: Collection[str] = ()) -> ModelFacts:
+        """The facts of the model, from its config and from what lies beside it.
+
+        Args:
+            known: facts that are known from elsewhere; no doubt about them is told.
+        """
         if not self.pooling_file:
-            return facts
+            return facts_from_config(self.config, known)
+        facts = facts_from_config(self.config, {*known, "runner_type"})
         evidence = {**facts.evidence, "runner_type": f"the folder has {self.pooling_file}"}
         return replace(facts, runner_type="pooling", evidence=evidence)
 
@@ -141,11 +145,9 @@ def _from_folder(name: str, folder: Path) -> ModelReference:
             remedy=f"name one of them: {', '.join(file.name for file in ggufs[:5])}",
         )
     there = sorted(entry.name for entry in folder.iterdir())
-    inside = (
-        f"it has {', '.join(there[:5])}{' ...' if there[5:] else ''}" if there else "it is empty"
-    )
+    inside = f"it has {', '.join(there[:5])}{' ...' if there[5:] else ''}"
     raise ModelError(
-        f"{name} has no {CONFIG}; {f'it has {inside}' if there else 'it is empty'}",
+        f"{name} has no {CONFIG}; {inside if there else 'it is empty'}",
         remedy=f"give a folder with a {CONFIG} or one GGUF file",
     )
 

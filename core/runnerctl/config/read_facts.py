@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from runnerctl.config.config_keys import (
@@ -48,13 +48,14 @@ ENCODER_AND_DECODER = (
 )
 
 
-def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
+def facts_from_config(config: Mapping[str, Any], known: Collection[str] = ()) -> ModelFacts:
     """Reads what a model is from its config, by the meaning of keys, at any nesting.
 
     Never raises on odd values; what cannot be told becomes a sentence in `uncertain`.
 
     Args:
         config: the object in a `config.json`.
+        known: facts that are known from elsewhere; no doubt about them is worth telling.
     """
     model_type = config.get("model_type")
     model_type = model_type if isinstance(model_type, str) else ""
@@ -93,7 +94,15 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
         num_hidden_layers=layers,
         max_position_embeddings=None if attention_free else first_count(entries, *LENGTH_KEYS),
         evidence=evidence,
-        uncertain=tuple(said for said in (mixing.uncertain, experts.uncertain, doubt) if said),
+        uncertain=tuple(
+            said
+            for said, facts in (
+                (mixing.uncertain, {"is_hybrid", "is_attention_free"}),
+                (experts.uncertain, {"is_moe"}),
+                (doubt, {"runner_type"}),
+            )
+            if said and not facts.intersection(known)
+        ),
     )
 
 
