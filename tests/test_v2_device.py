@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from runnerctl.config.engine_config import SchedulerSection
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.runner.step import CachedRequest, NewRequest, StepPlan
 from runnerctl_runner_v2.inputs import StepBatch, prepare, prepare_decode
@@ -17,6 +18,7 @@ from runnerctl_runner_v2.sampling import (
     sample_tokens,
 )
 from runnerctl_runner_v2.state_table import StateTable
+from runnerctl_runner_v2.warm_up import warm_up_plans
 
 BLOCK_SIZE, MAX_MODEL_LEN, VOCAB = 4, 32, 50
 CPU = torch.device("cpu")
@@ -64,11 +66,10 @@ def run(state, a_plan, tokens=None):
     state.update(a_plan)
     batch = StepBatch.of(a_plan, state)
     inputs = prepare(state, batch)
+    batch.advance(state, inputs.idx_mapping, inputs.num_scheduled)
     for place, token in zip(batch.sampling, tokens or (), strict=True):
         row = batch.rows[place]
         state.token_ids[row.index, row.num_tokens - 1] = token
-    counts = torch.tensor(batch.num_scheduled, dtype=torch.int32)
-    state.num_computed_tokens.index_add_(0, inputs.idx_mapping, counts)
     return batch, inputs
 
 
@@ -116,9 +117,11 @@ def test_decode_inputs_are_those_of_any_other_batch():
     assert batch.is_decode
     general = prepare(state, batch)
     seq_lens = np.array(batch.num_computed, np.int32) + 1
-    fast = prepare_decode(state, general.idx_mapping, seq_lens, int(seq_lens.max()))
-    for name in ("idx_mapping", "input_ids", "positions"):
-        assert torch.equal(getattr(general, name), getattr(fast, name)), name
+    fast = prepare_decode(state, general.idx_mapping, seq_lens)
+    for name in ("idx_mapping", "num_scheduled", "input_ids", "positions"):
+        left, right = getattr(general, name), getattr(fast, name)
+        assert torch.equal(left, right), name
+        assert left.dtype == right.dtype, name
     for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
         left, right = getattr(general.attention, name), getattr(fast.attention, name)
         assert torch.equal(left, right), name
@@ -132,7 +135,7 @@ def test_a_place_without_a_request_writes_to_the_scratch_block():
     state = table(scratch_block=77)
     run(state, plan(new("a", [1, 2], (3,)), a=2), [5])
     rows = torch.tensor([state.row("a").index, state.padding_row, state.padding_row])
-    inputs = prepare_decode(state, rows, np.array([3, 1, 1], np.int32), 3)
+    inputs = prepare_decode(state, rows, np.array([3, 1, 1], np.int32))
     assert inputs.attention.slot_mapping.tolist() == [3 * BLOCK_SIZE + 2, *[77 * BLOCK_SIZE] * 2]
     assert inputs.attention.seq_lens.tolist() == [3, 1, 1]
 
@@ -152,6 +155,28 @@ def test_rows_are_given_back_and_keep_nothing_of_their_last_request():
     run(state, plan(new("next", [3, 3], (5,)), next=2), [6])
     state.update(plan(preempted=["next"]))
     run(state, plan(new("other", [1], (6,)), other=1), [2])
+
+
+def test_a_request_that_outgrows_its_row_is_stopped_before_it_writes_into_the_next():
+    state = table(max_num_seqs=2)
+    full = list(range(MAX_MODEL_LEN - 1))
+    run(state, plan(new("full", full, tuple(range(8))), full=len(full)), [5])
+    run(state, plan(new("next", [1, 2], (9,)), next=2), [3])
+    before = state.token_ids.clone()
+    over = plan(CachedRequest("full", (), MAX_MODEL_LEN - 1), full=1)
+    with pytest.raises(RuntimeError, match="request full to 33 tokens; max_model_len is 32"):
+        run(state, over, [6])
+    assert torch.equal(state.token_ids, before)
+    assert state.row("full").num_computed_tokens == MAX_MODEL_LEN - 1
+
+
+@pytest.mark.parametrize("max_model_len", range(1, 13))
+def test_warming_up_stays_within_the_longest_request(max_model_len):
+    limits = SchedulerSection(max_num_seqs=4, max_num_batched_tokens=16)
+    state = StateTable(4, max_model_len, BLOCK_SIZE, 99, CPU)
+    for step in warm_up_plans(limits, max_model_len, BLOCK_SIZE, 99):
+        if step.num_scheduled_tokens:  # the last one only says that all are finished
+            run(state, step, [0] * len(step.num_scheduled_tokens))
 
 
 @pytest.fixture
@@ -177,6 +202,7 @@ def test_a_step_waits_for_nothing(fake, params):
     state, batch, names = fake_step(params)
     spans = prompt_spans(batch)
     inputs = prepare(state, batch)
+    batch.advance(state, inputs.idx_mapping, inputs.num_scheduled)
     rows = logits_rows(batch, spans, CPU)
     logits = torch.randn(rows.shape[0], VOCAB)
     num_prompt_rows = sum(span.end - span.start for span in spans)
@@ -188,7 +214,8 @@ def test_a_step_waits_for_nothing(fake, params):
     decode = plan(*(CachedRequest(name, (7,), 5) for name in names), **dict.fromkeys(names, 1))
     state.update(decode)
     batch = StepBatch.of(decode, state)
-    again = prepare_decode(state, inputs.idx_mapping, np.full(3, 6, np.int32), MAX_MODEL_LEN)
+    again = prepare_decode(state, inputs.idx_mapping, np.full(3, MAX_MODEL_LEN, np.int32))
+    batch.advance(state, again.idx_mapping, again.num_scheduled)
     assert again.input_ids.shape == (3,)
     logits = torch.randn(3, VOCAB)
     tokens, logprobs = sample_tokens(

@@ -85,7 +85,7 @@ def test_a_model_decodes_through_graphs_as_it_does_without(tmp_path, monkeypatch
     settings = {"dtype": "float32", "max_num_seqs": 5, "block_size": 4}
     with LLM(folder, runner="v2", num_gpu_blocks_override=60, **settings) as llm:
         runner = llm._engine._executor._runner
-        graphs = Graphs(runner._decode_forward)
+        graphs = Graphs(runner._capturable_decode)
         graphs.install(monkeypatch)
         make = torch.inference_mode()(lambda: DecodeGraphs(graphs, 5, 5, CPU))
         runner._graphs = runner._lane.call(make)

@@ -84,7 +84,7 @@ class ModelRunnerV2:
     @torch.inference_mode()
     def _capture(self) -> DecodeGraphs:
         limit = self._config.scheduler.max_num_seqs
-        return DecodeGraphs(self._decode_forward, limit, self._table.padding_row, self._device)
+        return DecodeGraphs(self._capturable_decode, limit, self._table.padding_row, self._device)
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepOutput:
@@ -96,13 +96,13 @@ class ModelRunnerV2:
         spans = prompt_spans(batch)
         if batch.is_decode and not spans:
             logits, idx_mapping = self._decode(batch)
-            sampling = idx_mapping
+            num_scheduled, sampling = table.ones[: len(batch.rows)], idx_mapping
         else:
             inputs = prepare(table, batch)
             logits = self._forward(inputs, logits_rows(batch, spans, self._device))
-            idx_mapping = inputs.idx_mapping
+            idx_mapping, num_scheduled = inputs.idx_mapping, inputs.num_scheduled
             sampling = idx_mapping[to_device(batch.sampling, torch.int64, self._device)]
-        self._count_computed(batch, idx_mapping)
+        batch.advance(table, idx_mapping, num_scheduled)
         num_prompt_rows = sum(span.end - span.start for span in spans)
         tokens, logprobs = None, None
         if batch.sampling:
@@ -131,17 +131,14 @@ class ModelRunnerV2:
         seq_lens_np = np.array(batch.num_computed, np.int32) + 1
         return self._decode_forward(idx_mapping, seq_lens_np), idx_mapping
 
-    def _decode_forward(
-        self, idx_mapping: torch.Tensor, seq_lens_np: np.ndarray | None = None
-    ) -> torch.Tensor:
-        """As captured, without host lengths, or as it stands."""
-        longest = self._max_model_len
-        if seq_lens_np is None:
-            seq_lens_np = np.full(idx_mapping.shape[0], longest, np.int32)
-        else:
-            longest = int(seq_lens_np.max())
-        inputs = prepare_decode(self._table, idx_mapping, seq_lens_np, longest)
-        return self._forward(inputs, torch.arange(idx_mapping.shape[0], device=self._device))
+    def _capturable_decode(self, idx_mapping: torch.Tensor) -> torch.Tensor:
+        """A decode step for any lengths, so that a graph of it serves every step."""
+        longest = np.full(idx_mapping.shape[0], self._max_model_len, np.int32)
+        return self._decode_forward(idx_mapping, longest)
+
+    def _decode_forward(self, idx_mapping: torch.Tensor, seq_lens_np: np.ndarray) -> torch.Tensor:
+        inputs = prepare_decode(self._table, idx_mapping, seq_lens_np)
+        return self._forward(inputs, self._table.arange[: idx_mapping.shape[0]])
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor) -> torch.Tensor:
         return self._model.forward(
@@ -151,10 +148,3 @@ class ModelRunnerV2:
             self._backend.prepare(inputs.attention),
             inputs.attention.slot_mapping,
         )
-
-    def _count_computed(self, batch: StepBatch, idx_mapping: torch.Tensor) -> None:
-        counts = self._table.num_computed_tokens
-        if sum(batch.num_scheduled) == len(batch.rows):
-            counts.index_add_(0, idx_mapping, torch.ones_like(idx_mapping, dtype=torch.int32))
-            return
-        counts.index_add_(0, idx_mapping, to_device(batch.num_scheduled, torch.int32, self._device))

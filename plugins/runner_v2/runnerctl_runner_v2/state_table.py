@@ -38,6 +38,15 @@ class HostRow:
     num_computed_tokens: int
     num_blocks: int
 
+    def gets_token(self, num_scheduled: int) -> bool:
+        """Whether a step of so many tokens computes the last known one, and samples."""
+        return self.num_computed_tokens + num_scheduled == self.num_tokens
+
+    def advance(self, num_scheduled: int) -> None:
+        """Count a step of so many tokens, and the token that it samples."""
+        self.num_tokens += self.gets_token(num_scheduled)
+        self.num_computed_tokens += num_scheduled
+
 
 class StateTable:
     """Rows 0 to `max_num_seqs - 1` are requests; the last one is a stand-in that pads batches.
@@ -49,7 +58,9 @@ class StateTable:
             are the scratch block, which belongs to nobody.
         temperature, top_p, min_p: [num_rows], float32.
         top_k, seed: [num_rows], int64.
-        arange: [num_rows + 1], int32; to take slices of.
+        arange: [num_rows], int64; 0, 1, 2 ... to take slices of, like the next two.
+        ones: [num_rows], int32; tokens of each request in a step of one token each.
+        decode_starts: [num_rows + 1], int32; where their tokens start.
     """
 
     def __init__(
@@ -67,6 +78,7 @@ class StateTable:
             return torch.zeros(num_rows, dtype=dtype, device=device)
 
         self.block_size = block_size
+        self.max_model_len = max_model_len
         self.device = device
         self.padding_row = max_num_seqs
         self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
@@ -78,8 +90,9 @@ class StateTable:
         self.min_p = column(torch.float32)
         self.top_k = column(torch.int64)
         self.seed = column(torch.int64)
-        # 0, 1, 2 ... for batches to take slices of
-        self.arange = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self.arange = torch.arange(num_rows, device=device)
+        self.ones = column(torch.int32).fill_(1)
+        self.decode_starts = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         self._rows: dict[str, HostRow] = {}
         self._free = list(reversed(range(max_num_seqs)))
 
@@ -91,7 +104,11 @@ class StateTable:
     def write_tokens(
         self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
     ) -> None:
-        """Put one token into each row; the arguments are [n], int64, no row twice."""
+        """Put one token into each row; the arguments are [n], int64, no row twice.
+
+        Positions are below `max_model_len`, which `StepBatch.of` sees to on the host: one
+        beyond would be the next row's.
+        """
         self.token_ids.view(-1).index_copy_(0, self._flat(rows, positions), tokens.int())
 
     def slots(self, block_table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ def warm_up_plans(
     The requests are real ones to the runner, so nothing about them is prepared another
     way. They are dropped by the last plan.
     """
-    prompt = min(8, block_size, max_model_len - 2, limits.max_num_batched_tokens)
+    # a token after the prompt, one after each of two decodes
+    prompt = min(8, block_size, max_model_len - 3, limits.max_num_batched_tokens)
     if prompt < 1:
         return  # too small a context to decode anything
     several = min(3, limits.max_num_seqs, limits.max_num_batched_tokens // prompt)
