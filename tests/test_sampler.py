@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnerctl.runner.noise import gumbel_noise
-from runnerctl.runner.sampler import SamplingBatch, _sorted_candidates, sample
+from runnerctl.runner.sampler import SamplingBatch, SamplingTraits, _sorted_candidates, sample
 
 
 def batch(rows):
@@ -17,6 +17,12 @@ def batch(rows):
     floats, ints = torch.float32, torch.int64
     kinds = (floats, ints, floats, floats, ints, ints)
     return SamplingBatch(*(torch.tensor(c, dtype=k) for c, k in zip(columns, kinds, strict=True)))
+
+
+def draw(logits, rows):
+    """`sample` for rows as `batch` takes them."""
+    traits = SamplingTraits.of([row[:3] for row in rows], torch.device("cpu"))
+    return sample(logits, batch(rows), traits)
 
 
 def kept_by_reference(logits, temperature, top_k, top_p, min_p):
@@ -67,7 +73,7 @@ def test_each_row_of_a_mixed_batch_equals_the_reference(rows, seed):
     # wide steps between logits: float32 and float64 agree on every comparison
     generator = torch.Generator().manual_seed(seed)
     logits = torch.stack([torch.randperm(64, generator=generator) / 4.0 for _ in rows])
-    tokens = sample(logits, batch(rows)).tolist()
+    tokens = draw(logits, rows).tolist()
     expected = [choose_by_reference(r.tolist(), row) for r, row in zip(logits, rows, strict=True)]
     assert tokens == expected
 
@@ -75,8 +81,8 @@ def test_each_row_of_a_mixed_batch_equals_the_reference(rows, seed):
 def test_frequencies_follow_the_softmax():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     count = 20_000
-    rows = batch([(0.7, 0, 1.0, 0.0, 11, position) for position in range(count)])
-    tokens = sample(logits.expand(count, -1), rows)
+    rows = [(0.7, 0, 1.0, 0.0, 11, position) for position in range(count)]
+    tokens = draw(logits.expand(count, -1), rows)
     observed = torch.bincount(tokens, minlength=5).double()
     expected = torch.softmax(logits.double() / 0.7, 0) * count
     # chi-square with 4 degrees of freedom: 18.5 is exceeded once in a thousand seeds
@@ -86,13 +92,13 @@ def test_frequencies_follow_the_softmax():
 def test_top_k_and_top_p_drop_the_tail_and_nothing_else():
     logits = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
     rows = [(1.0, 3, 1.0, 0.0, 5, p) for p in range(3000)]
-    drawn = sample(logits.expand(3000, -1), batch(rows))
+    drawn = draw(logits.expand(3000, -1), rows)
     assert set(drawn.tolist()) == {0, 1, 2}
     rows = [(1.0, 0, 0.65, 0.0, 5, p) for p in range(3000)]
-    drawn = sample(logits.expand(3000, -1), batch(rows))
+    drawn = draw(logits.expand(3000, -1), rows)
     assert set(drawn.tolist()) == {0, 1}
     rows = [(1.0, 0, 1.0, 0.6, 5, p) for p in range(3000)]
-    assert set(sample(logits.expand(3000, -1), batch(rows)).tolist()) == {0, 1}
+    assert set(draw(logits.expand(3000, -1), rows).tolist()) == {0, 1}
     share = (drawn == 0).double().mean().item()
     assert share == pytest.approx(4 / 7, abs=0.04)
 
@@ -101,8 +107,8 @@ def test_top_k_and_top_p_drop_the_tail_and_nothing_else():
 def test_a_temperature_near_zero_is_nearly_greedy(temperature):
     logits = torch.tensor([[1.0, 3.0, 2.0, -4.0, 2.5]])
     for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.9)):
-        rows = batch([(temperature, top_k, top_p, 0.0, 5, 9)])
-        assert sample(logits, rows).tolist() == [1]
+        rows = [(temperature, top_k, top_p, 0.0, 5, 9)]
+        assert draw(logits, rows).tolist() == [1]
 
 
 def test_a_row_without_limits_keeps_all_its_candidates_beside_rows_that_have_them():
@@ -122,5 +128,5 @@ def test_top_p_keeps_no_more_than_it_takes_to_reach_it():
 
 def test_bfloat16_logits_are_sampled_in_float32():
     logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    rows = batch([(0.8, 0, 1.0, 0.0, seed, 3) for seed in range(4)])
-    assert torch.equal(sample(logits, rows), sample(logits.float(), rows))
+    rows = [(0.8, 0, 1.0, 0.0, seed, 3) for seed in range(4)]
+    assert torch.equal(draw(logits, rows), draw(logits.float(), rows))

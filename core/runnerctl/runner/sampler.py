@@ -71,31 +71,23 @@ class SamplingTraits:
         )
 
 
-def sample(
-    logits: torch.Tensor, batch: SamplingBatch, traits: SamplingTraits | None = None
-) -> torch.Tensor:
-    """One token per row.
+def sample(logits: torch.Tensor, batch: SamplingBatch, traits: SamplingTraits) -> torch.Tensor:
+    """One token per row. Nothing here waits for the device.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
         batch: its parameters, on the same device.
-        traits: of `batch`. Without them they are read from it, which waits for the device.
+        traits: of `batch`.
 
     Returns:
         [num_rows], int64.
     """
-    traits = traits or _traits_of(batch)
     token_ids = logits.argmax(dim=-1)
     rows = traits.random_rows
     if rows.shape[0]:
         drawn = _draw(logits[rows].float(), batch.rows(rows), traits)
         token_ids = token_ids.index_copy(0, rows, drawn)
     return token_ids
-
-
-def _traits_of(batch: SamplingBatch) -> SamplingTraits:
-    columns = (batch.temperature.tolist(), batch.top_k.tolist(), batch.top_p.tolist())
-    return SamplingTraits.of(list(zip(*columns, strict=True)), batch.temperature.device)
 
 
 def _draw(logits: torch.Tensor, batch: SamplingBatch, traits: SamplingTraits) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from runnerctl.runner.logits import Penalties, TokenBias, add_bias, apply_penalties, count_tokens
 from runnerctl.runner.logprobs import gather_logprobs
-from runnerctl.runner.sampler import SamplingBatch, sample
+from runnerctl.runner.sampler import SamplingBatch, SamplingTraits, sample
 
 BANNED = float("-inf")
 
@@ -24,7 +24,8 @@ def next_token(logits, sequence):
         # the index that the token will have: with the seed it makes the noise
         positions=torch.tensor([len(sequence.token_ids)]),
     )
-    token = sample(processed(logits, sequence), batch.to(device))
+    traits = SamplingTraits.of([(params.temperature, params.top_k, params.top_p)], device)
+    token = sample(processed(logits, sequence), batch.to(device), traits)
     if params.logprobs is None:
         return int(token), None
     # from the logits as the model gave them
