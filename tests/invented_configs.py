@@ -30,6 +30,36 @@ EXPERTS = [
     dense("one", {"model_type": "foo_moe", "num_experts": 1}, NONE, "no choice"),
     dense("shared only", {"n_shared_experts": 2}, NONE, "no routing to shared experts"),
     dense("zero experts", {"n_routed_experts": 1, "zero_expert_num": 64}, NONE, "pass-through"),
+    dense(
+        "one expert of the family",
+        {
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 64,
+        },
+        NONE,
+        "a name does not make a choice",
+    ),
+    dense(
+        "no expert of the family",
+        {
+            "model_type": "deepseek_v3",
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "n_routed_experts": None,
+            "num_experts_per_tok": None,
+            "moe_layer_freq": 1,
+        },
+        NONE,
+        "null",
+    ),
+    dense(
+        "experts of an unknown architecture",
+        {"model_type": "brandnew", "mixture": {"n_experts": 12, "picked": 3}},
+        MOE,
+        "twelve",
+    ),
     dense("sizes only", {"expert_capacity": 64}, NONE, "a capacity is not a count"),
     dense(
         "no expert layer",
@@ -114,6 +144,18 @@ SHAPES = [
     ),
     dense("bare decoder", {"architectures": ["NewModel"]}, ("pooling",), "no LM head"),
     dense("LM head model", {"architectures": ["NewLMHeadModel"]}, NONE, "it has one"),
+    dense("decoder", {"architectures": ["NewDecoder"]}, NONE, "decoders decode"),
+    Invented(
+        "bytes into patches and back",
+        {
+            "architectures": ["NewForCausalLM"],
+            "encoder_config": {**HEADS},
+            "decoder_config": {**HEADS},
+            **HEADS,
+        },
+        NONE,
+        "a causal language model in parts",
+    ),
     dense("chat model", {"architectures": ["NewChatModel"]}, NONE, "chats are text"),
     dense(
         "own code",

@@ -40,7 +40,7 @@ class Layout:
     Attributes:
         recurrent, attention: the key with such layers, "" if none.
         hybrid_word: the key with layers that are just called hybrid.
-        unknown: labels that say nothing to us, as they are spelled.
+        unknown: labels of kinds of layers that say nothing to us, as they are spelled.
         names_dense_layers: the list tells feed-forward layers apart too.
         expert_layers: the key that names layers with experts.
         length: number of layers described, 0 if no list was found.
@@ -84,7 +84,7 @@ def read_layout(entries: Sequence[Entry]) -> Layout:
                 dense = True
             elif "hybrid" in words:
                 hybrid_word = hybrid_word or said
-            else:
+            elif _names_kinds(entry):
                 unknown.append(label)
     return Layout(recurrent, attention, hybrid_word, tuple(unknown), dense, expert_layers, length)
 
@@ -122,6 +122,14 @@ def _is_layout(entry: Entry) -> bool:
             words & {"type", "types"} and words & {"attention", "attn", "layer"}
         )
     return bool(words & LAYOUT_KEY)
+
+
+def _names_kinds(entry: Entry) -> bool:
+    """Whether the labels under a key are kinds of layers for sure, and not names of something."""
+    if set(entry.words) & {"type", "types", "kind", "kinds", "mixer", "mixers", "pattern"}:
+        return True
+    value = entry.value
+    return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)
 
 
 def _labels(value: Any) -> list[str]:

@@ -62,7 +62,7 @@ def facts_from_config(config: Mapping[str, Any], known: Collection[str] = ()) ->
     architectures = _architectures(config)
     entries = entries_of(config)
     layout = read_layout(entries)
-    is_encoder_decoder = _encoder_decoder(config)
+    is_encoder_decoder = _encoder_decoder(config, architectures)
     layers = _layers(entries, layout, decoder_first=bool(is_encoder_decoder))
 
     name = " ".join((_text_model_type(config, model_type), *architectures)).strip()
@@ -143,12 +143,14 @@ def _latent_attention(entries: Sequence[Entry]) -> str:
     return said
 
 
-def _encoder_decoder(config: Mapping[str, Any]) -> str:
+def _encoder_decoder(config: Mapping[str, Any], architectures: Sequence[str]) -> str:
     flag = as_flag(config.get("is_encoder_decoder"))
     if flag is True:
         return "is_encoder_decoder = True"
     if flag is False:
         return ""
+    if any("CausalLM" in name for name in architectures):
+        return ""  # one stack, in parts: bytes into patches and back, say
     for left, right in ENCODER_AND_DECODER:
         if config.get(left) and config.get(right):
             return f"{left} and {right}"

@@ -13,6 +13,7 @@ from runnerctl.config.facts import RunnerType
 GENERATES = re.compile(
     r"LMHead|CausalLM|ForConditionalGeneration|ChatModel$|DoubleHeads|MTModel$|EncoderDecoderModel$"
     r"|ForSeq2SeqLM|ImageTextToText|Vision2Seq|SpeechSeq2Seq|TextToWaveform|ForGeneration"
+    r"|Decoder$"
 )
 POOLS = re.compile(
     r"Classification|Classifier|Reward|Embedding|Rerank|Retriev|Ranking|Ranker|Scoring|Pooling"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runnerctl.config.config_keys import (
     Entry,
@@ -68,9 +68,15 @@ def read_mixing(entries: Sequence[Entry], layout: Layout, layers: int | None, na
         return Mixing(parameters or f"the model is called {name!r}", heads)
     if layout.recurrent or layout.attention or layout.hybrid_word:
         return _by_labels(layout, parameters, heads)
-    if layout.unknown and (parameters or not heads):
-        return _by_unknown_labels(layout, parameters, heads)
-    return _by_places(entries, parameters, heads, layers)
+    mixing = _by_places(entries, parameters, heads, layers)
+    if layout.unknown and not mixing.uncertain:
+        return replace(mixing, uncertain=f"{_unknown(layout)}; other keys say what the model is")
+    return mixing
+
+
+def _unknown(layout: Layout) -> str:
+    labels = ", ".join(repr(label) for label in layout.unknown[:3])
+    return f"what layers labelled {labels} are is not known"
 
 
 def _by_labels(layout: Layout, parameters: str, heads: str) -> Mixing:
@@ -97,15 +103,10 @@ def _by_labels(layout: Layout, parameters: str, heads: str) -> Mixing:
             f"layers labelled {layout.unknown[0]!r} are taken for recurrent ones, because of "
             f"{parameters}"
         )
+    elif layout.unknown and not (recurrent and attention):
+        taken = "recurrent ones" if recurrent else "attention"
+        doubt = f"{_unknown(layout)}; they are taken for {taken}"
     return Mixing(recurrent, attention, doubt)
-
-
-def _by_unknown_labels(layout: Layout, parameters: str, heads: str) -> Mixing:
-    labels = ", ".join(repr(label) for label in layout.unknown[:3])
-    outcome = "attention and recurrent layers" if heads and parameters else "what other keys say"
-    return Mixing(
-        parameters, heads, f"the layer labels {labels} are unknown; the model is taken by {outcome}"
-    )
 
 
 def _by_places(entries: Sequence[Entry], parameters: str, heads: str, layers: int | None) -> Mixing:
