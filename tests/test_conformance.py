@@ -57,7 +57,10 @@ class TestModelRunnerV1(RunnerConformance):
 
 
 class TestModelRunnerV2(RunnerConformance):
+    """With its own kernels, packed and compiled, where a C++ compiler is found."""
+
     spec = V2
+    plugins = (runnerctl_runner_v2,)
 
 
 class TestModelRunnerV1WithOtherTraits(RunnerConformance):

@@ -117,6 +117,15 @@ RUNNERS = {
     "BreaksDownAfterAnError": ("test_an_error_of_a_step_is_raised_by_its_handle", "nobody"),
     "GivesResultsAgain": ("test_a_result_is_taken_once", "DID NOT RAISE"),
     "TakesOneStepAtATime": ("test_steps_in_flight", "a step is under way"),
+    "OwesNothingToFinishedRequests": (
+        "test_finished_while_its_step_is_in_flight",
+        "gave tokens to",
+    ),
+    "OwesNothingToPreemptedRequests": (
+        "test_preempted_while_its_step_is_in_flight",
+        "gave tokens to",
+    ),
+    "IsServedWithAPlugin": ("test_a_request_alone", "the reference has"),
     "CannotLoadExperts": ("test_what_it_claims_is_served[moe]", "experts are not served"),
     "KeepsItsMemory": ("test_shutdown_frees_memory", "are left after shutdown"),
     "IsKeptBySomebody": ("test_shutdown_frees_memory", "still refers to the runner"),
@@ -174,4 +183,5 @@ def test_every_wrong_implementation_is_named_here():
             if line.startswith("class ")
         }
     helpers = {"ChangesLayers", "ChangesRequests", "ChangesPlans", "ChangesResults"}
+    helpers |= {"OwesNothingTo"}
     assert named - helpers == set(WRONG) - {"imports_torch", "depends_on_hashing"}

@@ -13,8 +13,11 @@ from runnerctl.testing import AttentionBackendConformance, PolicyConformance, Ru
 
 TRAITS = {
     "TakesOneStepAtATime": {"concurrent_batches": 2},
+    "OwesNothingToFinishedRequests": {"concurrent_batches": 2},
+    "OwesNothingToPreemptedRequests": {"concurrent_batches": 2},
     "ForgetsWhatItGenerated": {"resumes_as_new": True},
 }
+PLUGINS = {"IsServedWithAPlugin": (wrong_runners.TURNS_THE_HEAD,)}
 
 
 def classes_of(module):
@@ -42,4 +45,4 @@ for name, _ in classes_of(wrong_runners):
         frozenset({"generate", "moe"}),
         **TRAITS.get(name, {}),
     )
-    add(name, RunnerConformance, spec=spec)
+    add(name, RunnerConformance, spec=spec, plugins=PLUGINS.get(name, ()))

@@ -4,8 +4,9 @@ import itertools
 import math
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
-from runnerctl import ModelError
+from runnerctl import ModelError, ModelTransform, hookimpl
 from runnerctl.models.checkpoint import read_config
 from runnerctl.runner.step import FinishedStep, StepResult
 from runnerctl_runner_v1.runner import ModelRunnerV1
@@ -193,6 +194,39 @@ class TakesOneStepAtATime(ModelRunnerV1):
         return Handle()
 
 
+class OwesNothingTo(ModelRunnerV1):
+    """Leaves those out of a result that a later plan said are gone."""
+
+    gone = frozenset()
+
+    def those_gone(self, plan):
+        raise NotImplementedError
+
+    def execute(self, plan):
+        self.gone = (self.gone | self.those_gone(plan)) - plan.num_scheduled_tokens.keys()
+        runner, outcome = self, super().execute(plan)
+
+        class Handle:
+            def result(self):
+                result = outcome.result()
+                tokens = dict(result.sampled_token_ids)
+                for request_id in runner.gone & tokens.keys():
+                    del tokens[request_id]
+                return replace(result, sampled_token_ids=tokens)
+
+        return Handle()
+
+
+class OwesNothingToFinishedRequests(OwesNothingTo):
+    def those_gone(self, plan):
+        return plan.finished_request_ids
+
+
+class OwesNothingToPreemptedRequests(OwesNothingTo):
+    def those_gone(self, plan):
+        return plan.preempted_request_ids
+
+
 class CannotLoadExperts(ModelRunnerV1):
     """Whatever its spec says."""
 
@@ -200,6 +234,24 @@ class CannotLoadExperts(ModelRunnerV1):
         if "num_experts" in read_config(self._context.model_path):
             raise ModelError("experts are not served")
         return super().load()
+
+
+class IsServedWithAPlugin(ModelRunnerV1):
+    """Right in itself; the plugin changes what the model says."""
+
+
+def turn_the_head(model):
+    head = model.get_output_embeddings()
+    head.weight.data = head.weight.data.roll(1, 0)
+    return "turned 1 head"
+
+
+@hookimpl
+def transform_model():
+    return [ModelTransform("turn", "fuse", turn_the_head)]
+
+
+TURNS_THE_HEAD = SimpleNamespace(transform_model=transform_model)
 
 
 class KeepsItsMemory(ModelRunnerV1):

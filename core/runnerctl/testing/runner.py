@@ -16,6 +16,9 @@ class RunnerConformance(StepContract, EngineContract, LifecycleContract):
     Attributes:
         spec: what the plugin's `register_runners` returns.
         settings: beyond those that the tests set, as for `LLM`.
+        plugins: modules or objects that take part: with their attention backends, their
+            transformations of the model, their votes. By default none does, not even the
+            runner's own. Every start of a runner applies them, so what they build counts.
 
     Example:
         class TestMine(RunnerConformance):

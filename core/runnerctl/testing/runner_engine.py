@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from runnerctl.engine.sampling_params import SamplingParams
-from runnerctl.runner.spec import CAPABILITIES, RunnerSpec
+from runnerctl.runner.spec import CAPABILITIES
 from runnerctl.testing.parity import assert_tokens, greedy, make_prompts, reference_tokens, seeded
-from runnerctl.testing.scripted import resolve_for
+from runnerctl.testing.runner_under_test import RunnerUnderTest
 from runnerctl.testing.tiny_models import OF_CAPABILITY
 
 if TYPE_CHECKING:
@@ -25,11 +25,8 @@ SMALL_POOL = 13
 SMALL_BUDGET = 7
 
 
-class EngineContract:
+class EngineContract(RunnerUnderTest):
     """Part of `RunnerConformance`: through `LLM`, on tiny models of what the spec claims."""
-
-    spec: ClassVar[RunnerSpec]
-    settings: ClassVar[Mapping[str, Any]] = {}
 
     @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_what_it_claims_is_served(
@@ -100,7 +97,7 @@ class EngineContract:
         from runnerctl.engine.llm import LLM
 
         values = {"block_size": BLOCK_SIZE, **self.settings, **settings}
-        with LLM.from_resolved(resolve_for(self.spec, folder, values)) as llm:
+        with LLM.from_resolved(self._resolved(folder, **values)) as llm:
             yield llm
             _check_idle(llm)
 

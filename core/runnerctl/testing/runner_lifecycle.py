@@ -8,9 +8,8 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -18,9 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from runnerctl.errors import UserError
-from runnerctl.runner.spec import RunnerSpec
 from runnerctl.testing.parity import greedy, make_prompts
-from runnerctl.testing.scripted import ScriptedRunner, make_runner
+from runnerctl.testing.runner_under_test import RunnerUnderTest
+from runnerctl.testing.scripted import ScriptedRunner
 
 # A cache that outweighs the tiny model and everything around it.
 MANY_BLOCKS = 4096
@@ -37,15 +36,12 @@ _ELSEWHERE = (
 )
 
 
-class LifecycleContract:
+class LifecycleContract(RunnerUnderTest):
     """Part of `RunnerConformance`: leaks."""
-
-    spec: ClassVar[RunnerSpec]
-    settings: ClassVar[Mapping[str, Any]] = {}
 
     def test_it_keeps_nothing_of_finished_requests(self, tiny_model: Path) -> None:
         """However many have come and gone; looked for in all that the runner refers to."""
-        script = ScriptedRunner(self.spec, tiny_model, self.settings)
+        script = self._scripted(tiny_model)
         try:
             sizes = []
             for round_ in range(4):
@@ -64,7 +60,7 @@ class LifecycleContract:
     def test_shutdown_frees_memory(self, tiny_model: Path) -> None:
         """The cache and the weights, even while somebody still holds the runner; then that too."""
         before = _tensor_bytes()
-        script = ScriptedRunner(self.spec, tiny_model, self.settings, num_blocks=MANY_BLOCKS)
+        script = self._scripted(tiny_model, num_blocks=MANY_BLOCKS)
         script.add("a", [5, 6, 7], greedy(3))
         script.run()
         taken = _tensor_bytes() - before
@@ -80,7 +76,7 @@ class LifecycleContract:
         """What libraries start once may stay; what comes with every runner may not."""
         left = []
         for _ in range(3):
-            script = ScriptedRunner(self.spec, tiny_model, self.settings)
+            script = self._scripted(tiny_model)
             script.add("a", [5, 6, 7], greedy(3))
             script.run()
             script.close()
@@ -97,7 +93,7 @@ class LifecycleContract:
         """A checkpoint without weights is the user's to put right; nothing stays behind."""
         shutil.copy(tiny_model / "config.json", tmp_path)
         before, alive = _tensor_bytes(), _alive()
-        runner = make_runner(self.spec, tmp_path, self.settings)
+        runner = self._unloaded(tmp_path)
         with pytest.raises(UserError) as caught:
             runner.load()
         assert str(caught.value).strip()
@@ -113,7 +109,7 @@ class LifecycleContract:
     @pytest.mark.parametrize("after", ["construction", "load", "initialize_kv_cache"])
     def test_shutdown_at_any_stage_of_the_start(self, tiny_model: Path, after: str) -> None:
         """The cache may be refused after the load; shutdown is called all the same."""
-        runner = make_runner(self.spec, tiny_model, self.settings)
+        runner = self._unloaded(tiny_model)
         if after != "construction":
             loaded = runner.load()
             assert loaded.vocab_size > 0

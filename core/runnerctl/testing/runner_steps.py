@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
-from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import CachedRequest, StepPlan
 from runnerctl.testing.parity import greedy, make_prompts, reference_logprobs, seeded
+from runnerctl.testing.runner_under_test import RunnerUnderTest
 from runnerctl.testing.scripted import BLOCK_SIZE, MAX_MODEL_LEN, ScriptedRunner
 
 AROUND_A_BLOCK = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 11)
 
 
-class StepContract:
+class StepContract(RunnerUnderTest):
     """Part of `RunnerConformance`: handwritten plans, straight to the runner."""
-
-    spec: ClassVar[RunnerSpec]
-    settings: ClassVar[Mapping[str, Any]] = {}
 
     @pytest.fixture
     def start(self, tiny_model: Path) -> Iterator[Callable[[], ScriptedRunner]]:
@@ -30,7 +26,7 @@ class StepContract:
         started: list[ScriptedRunner] = []
 
         def start() -> ScriptedRunner:
-            started.append(ScriptedRunner(self.spec, tiny_model, self.settings))
+            started.append(self._scripted(tiny_model))
             return started[-1]
 
         yield start
@@ -269,9 +265,49 @@ class StepContract:
                 # one waits every third step, and one is in the middle of its prefill at first
                 script.submit({"b": 5 if i == 0 and script.requests["b"].num_computed == 4 else 1})
             script.take()
-        while script.in_flight:
-            script.take()
+        _take_all(script)
         script.check()
+
+    def test_finished_while_its_step_is_in_flight(self, script: ScriptedRunner) -> None:
+        """That step still owes its token. Its id is used again at once, its blocks are not."""
+        prompts = make_prompts((5, 9, 4, 7, 6))
+        for name, prompt in zip("abc", prompts, strict=False):
+            script.add(name, prompt, seeded(4) if name == "a" else greedy())
+        script.submit_ahead()
+        script.submit_ahead()
+        gone = script.requests["a"], script.requests["c"]
+        script.finish("a", "c")
+        for name, prompt in zip("ad", prompts[3:], strict=True):
+            script.add(name, prompt, greedy())
+        for _ in range(4):
+            script.submit_ahead()
+        _take_all(script)
+        assert [len(request.output) for request in gone] == [2, 2]
+        script.run()
+        script.check()
+        script.requests = {request.request_id: request for request in gone}
+        script.check()
+
+    def test_preempted_while_its_step_is_in_flight(self, script: ScriptedRunner) -> None:
+        """That step still owes its token, with which the request comes back when it is there."""
+        for name, prompt in zip("ab", make_prompts((6, 9)), strict=True):
+            script.add(name, prompt, seeded(4) if name == "a" else greedy())
+        for round_ in range(2):
+            script.submit_ahead()
+            script.submit_ahead()
+            script.preempt("a")
+            script.add(f"filler {round_}", make_prompts((9,), seed=round_)[0], greedy())
+            script.submit_ahead()
+            while script.requests["a"].num_pending:
+                script.take()
+        _take_all(script)
+        script.run()
+        script.check()
+
+
+def _take_all(script: ScriptedRunner) -> None:
+    while script.in_flight:
+        script.take()
 
 
 def _random_step(script: ScriptedRunner, rng: random.Random) -> None:

@@ -8,7 +8,7 @@ contract promises, so that a test only has to say what happens.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -28,13 +28,26 @@ NUM_BLOCKS = 64
 MAX_MODEL_LEN = 64
 
 
-def resolve_for(spec: RunnerSpec, folder: Path, settings: Mapping[str, Any]) -> Resolved:
-    """What `LLM` starts from, with `spec` as the only runner, in float32.
+def resolve_for(
+    spec: RunnerSpec,
+    folder: Path,
+    settings: Mapping[str, Any],
+    plugins: Iterable[object] = (),
+) -> Resolved:
+    """What `LLM` starts from, in float32, with `spec` as the runner.
+
+    Args:
+        spec: of the runner.
+        folder: a checkpoint.
+        settings: beyond those that this module sets.
+        plugins: modules or objects; all there are.
 
     Raises:
         AssertionError: the host will not let the runner serve this model.
     """
-    host = host_with({}, runners=[spec])
+    host = host_with(plugins, runners=[spec])
+    provided = host.runners[spec.name]
+    assert provided == spec, f"a plugin provides {spec.name!r} otherwise than the spec: {provided}"
     values = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, **settings}
     resolved = resolve(folder, host=host, environ={}, runner=spec.name, **values)
     said = "; ".join(problem.message for problem in resolved.decision.errors)
@@ -42,13 +55,14 @@ def resolve_for(spec: RunnerSpec, folder: Path, settings: Mapping[str, Any]) -> 
     return resolved
 
 
-def make_runner(spec: RunnerSpec, folder: Path, settings: Mapping[str, Any]) -> ModelRunner:
+def make_runner(resolved: Resolved) -> ModelRunner:
     """A runner that has not loaded anything yet."""
-    resolved = resolve_for(spec, folder, settings)
-    assert isinstance(resolved.config, EngineConfig)
-    module, _, attribute = spec.factory.partition(":")
+    config, decision = resolved.config, resolved.decision
+    assert isinstance(config, EngineConfig)
+    assert decision.runner is not None
+    module, _, attribute = resolved.host.runners[decision.runner].factory.partition(":")
     factory = getattr(import_module(module), attribute)
-    context = WorkerContext(resolved.config, resolved.decision, folder, resolved.host)
+    context = WorkerContext(config, decision, Path(config.model.model), resolved.host)
     runner: ModelRunner = factory(context)
     return runner
 
@@ -89,6 +103,15 @@ class ScriptedRequest:
         return self.token_ids[len(self.prompt) :]
 
 
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A step without a result; `expected` are the requests that get a token from it."""
+
+    plan: StepPlan
+    handle: StepHandle
+    expected: dict[str, ScriptedRequest]
+
+
 class ScriptedRunner:
     """A started runner and its books.
 
@@ -96,6 +119,7 @@ class ScriptedRunner:
         spec: of the runner.
         folder: a checkpoint.
         settings: beyond those that this module sets.
+        plugins: as for `resolve_for`.
         num_blocks: of the cache.
     """
 
@@ -105,12 +129,13 @@ class ScriptedRunner:
         folder: Path,
         settings: Mapping[str, Any] | None = None,
         *,
+        plugins: Iterable[object] = (),
         num_blocks: int = NUM_BLOCKS,
     ) -> None:
         values = {"block_size": BLOCK_SIZE, "max_num_seqs": 8, **(settings or {})}
         self.folder = folder
         self.requests: dict[str, ScriptedRequest] = {}
-        self.in_flight: list[tuple[StepPlan, StepHandle, set[str]]] = []
+        self.in_flight: list[_StepInFlight] = []
         self._spec = spec
         self._step_id = 0
         # Blocks are handed out in no order, and those just freed first. Block 0 is among
@@ -118,9 +143,10 @@ class ScriptedRunner:
         self._free = list(range(1, num_blocks))
         random.Random(3).shuffle(self._free)
         self._free.append(0)
+        self._held: list[tuple[int, list[int]]] = []
         self._finished: set[str] = set()
         self._preempted: set[str] = set()
-        self.runner = make_runner(spec, folder, values)
+        self.runner = make_runner(resolve_for(spec, folder, values, plugins))
         try:
             self.runner.load()
             self.runner.initialize_kv_cache(num_blocks, MAX_MODEL_LEN)
@@ -159,7 +185,10 @@ class ScriptedRunner:
         return request
 
     def finish(self, *request_ids: str) -> None:
-        """End requests; the next plan says so. Their ids and blocks can be used again."""
+        """End requests; the next plan says so. Their ids can be used again.
+
+        So can their blocks, once the steps that are in flight now have results.
+        """
         for request_id in request_ids:
             request = self.requests.pop(request_id)
             self._release(request)
@@ -167,7 +196,10 @@ class ScriptedRunner:
             self._finished.add(request_id)
 
     def preempt(self, *request_ids: str) -> None:
-        """Take requests' blocks away. The next plan says so; they come back after that one."""
+        """Take requests' blocks away. The next plan says so; they come back after that one.
+
+        They cannot come back before all steps that they were part of have results.
+        """
         for request_id in request_ids:
             request = self.requests[request_id]
             self._release(request)
@@ -206,36 +238,43 @@ class ScriptedRunner:
     def submit(self, num_scheduled: Mapping[str, int] | None = None) -> StepPlan:
         """Write the next plan and hand it to the runner, without waiting for its tokens."""
         plan = self.plan(num_scheduled)
-        complete = {r for r in plan.num_scheduled_tokens if not self.requests[r].num_uncomputed}
-        for request_id in complete:
-            self.requests[request_id].num_pending += 1
-        self.in_flight.append((plan, self.runner.execute(plan), complete))
+        scheduled = {name: self.requests[name] for name in plan.num_scheduled_tokens}
+        expected = {name: r for name, r in scheduled.items() if not r.num_uncomputed}
+        for request in expected.values():
+            request.num_pending += 1
+        self.in_flight.append(_StepInFlight(plan, self.runner.execute(plan), expected))
         return plan
+
+    def submit_ahead(self, num_scheduled: Mapping[str, int] | None = None) -> StepPlan:
+        """`submit`, after taking a result if as many steps are in flight as the spec allows."""
+        while len(self.in_flight) >= self._spec.concurrent_batches:
+            self.take()
+        return self.submit(num_scheduled)
 
     def take(self) -> StepResult:
         """Wait for the oldest step in flight, check its result, and take in its tokens."""
-        plan, handle, expected = self.in_flight.pop(0)
-        result = handle.result()
+        step = self.in_flight.pop(0)
+        plan, expected = step.plan, step.expected
+        result = step.handle.result()
         assert result.step_id == plan.step_id, (
             f"the result of step {plan.step_id} says it is that of {result.step_id}"
         )
         said = dict(result.sampled_token_ids)
-        assert set(said) == expected, (
+        assert said.keys() == expected.keys(), (
             f"step {plan.step_id} gave tokens to {sorted(said)}; the requests whose known "
             f"tokens are all computed are {sorted(expected)}"
         )
-        params = {r: self.requests[r].params for r in said if r in self.requests}
-        asking = {r for r, asked in params.items() if asked.logprobs is not None}
+        asking = {name for name, r in expected.items() if r.params.logprobs is not None}
         assert set(result.logprobs) == asking, (
             f"step {plan.step_id} gave log-probabilities to {sorted(result.logprobs)}; "
             f"those that asked for them and got a token are {sorted(asking)}"
         )
         for request_id, token in said.items():
             assert isinstance(token, int), f"a token id is an int, not a {type(token).__name__}"
-            request = self.requests.get(request_id)
-            if request is not None:
-                request.num_pending -= 1
-                request.token_ids.append(token)
+            expected[request_id].num_pending -= 1
+            expected[request_id].token_ids.append(token)
+        while self._held and self._held[0][0] <= plan.step_id:
+            self._free += self._held.pop(0)[1]
         return result
 
     def step(self, num_scheduled: Mapping[str, int] | None = None) -> StepResult:
@@ -271,6 +310,7 @@ class ScriptedRunner:
         request.block_ids += added
         request.num_computed += count
         resumed, request.preempted = request.preempted, False
+        assert not (resumed and request.num_pending), "resumed with a token on its way"
         if request.known and not (resumed and self._spec.resumes_as_new):
             blocks = request.block_ids if resumed else added
             return CachedRequest(request.request_id, tuple(blocks), computed, resumed)
@@ -278,9 +318,13 @@ class ScriptedRunner:
         return new_request(request, computed)
 
     def _release(self, request: ScriptedRequest) -> None:
-        """Give back the blocks that no other request has."""
+        """Give back the blocks that no other request has, after the steps in flight."""
         others = {b for r in self.requests.values() if r is not request for b in r.block_ids}
-        self._free += [block for block in request.block_ids if block not in others]
+        released = [block for block in request.block_ids if block not in others]
+        if self.in_flight:
+            self._held.append((self.in_flight[-1].plan.step_id, released))
+        else:
+            self._free += released
 
 
 def new_request(request: ScriptedRequest, num_computed_tokens: int) -> NewRequest:
