@@ -48,6 +48,11 @@ def test_evidence_names_key_and_value() -> None:
     assert facts.evidence["is_moe"] == "ffn_config.moe_num_experts = 4"
 
 
+def test_evidence_is_not_said_twice() -> None:
+    facts = facts_from_config({"attn_layer_period": 8, "num_hidden_layers": 32})
+    assert facts.evidence["is_hybrid"] == "attn_layer_period = 8"
+
+
 def test_sizes_come_from_the_text_side() -> None:
     facts = facts_from_config(
         {

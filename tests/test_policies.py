@@ -12,6 +12,7 @@ import runnerctl_pcp
 import runnerctl_runner_v1
 import runnerctl_runner_v2
 from runnerctl import BUILTIN, EngineConfig, ModelFacts, PluginHost, RunnerSpec, Vote, hookimpl
+from runnerctl.cli.render import decision_report, show
 from runnerctl.config.engine_config import (
     ModelSection,
     Origin,
@@ -162,7 +163,7 @@ def test_explicit_v2_lists_every_capability_it_lacks_at_once():
 def test_pcp_with_a_model_v2_cannot_serve_names_both_sides():
     decision = decide_config(config(HYBRID, pcp=2), standing_in(V1_TO_BE, V2_TO_BE))
     assert "pcp requires v2" in text_of(decision)
-    assert "v2 lacks hybrid" in text_of(decision)
+    assert "the host forbids v2: it lacks hybrid" in text_of(decision)
 
 
 def test_without_the_pcp_plugin_pcp_is_an_error_and_never_a_silent_v1():
@@ -172,7 +173,7 @@ def test_without_the_pcp_plugin_pcp_is_an_error_and_never_a_silent_v1():
     host.register(runners, name="stand_ins")
     decision = decide_config(config(DENSE, pcp=4), host)
     assert decision.runner is None
-    assert "v1 lacks pcp" in text_of(decision)
+    assert "the host forbids v1: it lacks pcp" in text_of(decision)
     assert "pcp (run.yaml) is 4" in text_of(decision)
 
 
@@ -207,7 +208,7 @@ def test_today_v2_serves_any_of_them_when_it_is_asked_for(facts):
 def test_today_pcp_is_an_error_that_says_what_is_missing():
     decision = decide_config(config(DENSE, pcp=2), todays())
     assert decision.runner is None
-    assert "v2 lacks pcp" in text_of(decision)
+    assert "the host forbids v2: it lacks pcp" in text_of(decision)
     assert "set pcp (run.yaml) to 1" in text_of(decision)
 
 
@@ -224,7 +225,7 @@ def test_today_pcp_with_v1_names_the_setting_that_asked_for_v1():
 def test_today_what_v1_cannot_run_is_refused_by_name(facts, lacking):
     decision = decide_config(config(facts), todays())
     assert decision.runner is None
-    assert f"v1 lacks {lacking}" in text_of(decision)
+    assert f"the host forbids v1: it lacks {lacking}" in text_of(decision)
 
 
 # Options, priorities, validation
@@ -300,11 +301,23 @@ def test_every_need_the_host_can_have_is_a_documented_capability():
     assert needed == set(CAPABILITIES)
 
 
-def test_the_hosts_own_veto_bears_the_name_of_the_plugin_that_provides_the_runner():
+def test_the_hosts_own_veto_bears_the_name_of_the_plugin_that_provides_the_runner(capsys):
     decision = decide_config(config(HYBRID), standing_in(v2=V2_TO_BE))
     (veto,) = [b for b in decision.ballots if b.kind == "forbid"]
     assert (veto.plugin, veto.distribution, veto.runner) == ("stand_ins", "runnerctl", "v2")
-    assert veto.reason.startswith("checked by the host")
+    assert veto.by_host
+    assert veto.reason.startswith("it lacks hybrid (")
+    others = [b for b in decision.ballots if b is not veto]
+    assert others
+    assert not any(b.by_host for b in others)
+    vote = next(b for b in others if b.kind == "vote")
+    assert vote.overridden_by == "hybrid_exclusion, the host"
+    show(decision_report(decision, "m"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The host forbids v2: It lacks hybrid" in shown  # in the sentence below the outcome
+    assert "the host forbids v2 It lacks hybrid" in shown
+    assert "v2 comes from stand_ins" in shown
+    assert "stand_ins forbids" not in shown
 
 
 def test_a_decision_reads_back_equal_and_says_what_runners_offer():

@@ -329,3 +329,21 @@ def test_origin_and_priority_are_kept_with_the_ballot():
         7,
         "why",
     )
+
+
+# the host's own veto
+
+
+def test_the_hosts_veto_reads_as_the_hosts_and_keeps_its_stamp():
+    vote = stamp(Vote("v2", "faster"), "p2")
+    veto = stamp(Forbid("v2", "it lacks moe (experts)", "use v1"), "p2")._replace(by_host=True)
+    outcome = count([vote, veto], BOTH)
+    (counted,) = [b for b in outcome.ballots if b.kind == "forbid"]
+    assert (counted.by_host, counted.plugin) == (True, "p2")
+    (beaten,) = [b for b in outcome.ballots if b.kind == "vote"]
+    assert (beaten.by_host, beaten.overridden_by) == (False, "the host")
+
+    wish = ExplicitChoice("v2", "command line", "--runner")
+    message = only_error(count([vote, veto], BOTH, wish)).message
+    assert "the host forbids v2: it lacks moe (experts) (v2 comes from p2)" in message
+    assert "p2 forbids" not in message

@@ -74,6 +74,7 @@ def with_status(
             b.priority if b.kind in ("vote", "discourage") else None,
             b.remedy,
             *status(b),
+            by_host=b.by_host,
         )
         for b in box
     )

@@ -102,6 +102,7 @@ class StampedBallot(NamedTuple):
     Attributes:
         priority: of a soft ballot; 0 for a hard one, which has none.
         remedy: of a hard ballot; empty for a soft one.
+        by_host: the host itself cast it, about a runner that `plugin` provides.
     """
 
     plugin: str
@@ -112,6 +113,7 @@ class StampedBallot(NamedTuple):
     remedy: str
     distribution: str
     version: str
+    by_host: bool = False
 
     @property
     def reach(self) -> float:

@@ -33,9 +33,12 @@ class CountedBallot:
         kind, runner, reason, priority, remedy: the ballot. Hard ballots have no
             priority; soft ones no remedy.
         status: `decisive` (the outcome rests on it), `overridden` (it wished for
-            something that `overridden_by` beat) or `moot` (no bearing: the outcome
-            stays the same if every moot ballot is taken away).
+            something that `overridden_by` beat: plugins, the host, the user's choice, the
+            fallback) or `moot` (no bearing: the outcome stays the same if every moot ballot
+            is taken away).
         note: why a moot ballot is moot, where that is not plain.
+        by_host: the host itself cast it, because the runner lacks a capability; `plugin`
+            is the one that provides the runner.
     """
 
     plugin: str
@@ -49,6 +52,7 @@ class CountedBallot:
     status: BallotStatus = "moot"
     overridden_by: str | None = None
     note: str = ""
+    by_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def capability_forbids(
 ) -> list[StampedBallot]:
     """The host's own `Forbid` for every runner that lacks something, listing all it lacks.
 
-    Each is stamped with the plugin that provides the runner.
+    Each is stamped with the plugin that provides the runner, and marked `by_host`.
     """
     ballots = []
     for name in sorted(runners):
@@ -63,8 +63,9 @@ def capability_forbids(
         missing = [need for need in needs if need.capability not in offered]
         if missing:
             record = provider(name)
-            forbid = Forbid(name, _lacks(name, missing), _remedy(missing))
-            ballots.append(stamp(forbid, record.name, record.distribution, record.version))
+            forbid = Forbid(name, _lacks(missing), _remedy(missing))
+            stamped = stamp(forbid, record.name, record.distribution, record.version)
+            ballots.append(stamped._replace(by_host=True))
     return ballots
 
 
@@ -75,12 +76,12 @@ def _because(facts: ModelFacts, fact: str) -> str:
     return said if fact in facts.supplied_by else f"the model's config says {said}"
 
 
-def _lacks(runner: str, missing: Sequence[Need]) -> str:
+def _lacks(missing: Sequence[Need]) -> str:
     listed = ", ".join(
         f"{need.capability} ({CAPABILITIES.get(need.capability, need.capability)}; {need.reason})"
         for need in missing
     )
-    return f"checked by the host: {runner} lacks {listed}"
+    return f"it lacks {listed}"
 
 
 def _remedy(missing: Sequence[Need]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from runnerctl.ballots import StampedBallot
-from runnerctl.decision import ExplicitChoice, PluginRecord
+from runnerctl.ballots import BallotKind, StampedBallot
+from runnerctl.decision import CountedBallot, ExplicitChoice, PluginRecord
 from runnerctl.problems import Problem
 from runnerctl.suggest import block_flag, did_you_mean
 
-_VERB = {
+VERB: dict[BallotKind, str] = {
     "vote": "votes for",
     "discourage": "discourages",
     "require": "requires",
@@ -17,9 +17,15 @@ _VERB = {
 }
 
 
+def says(ballot: StampedBallot | CountedBallot) -> str:
+    """Who says what about which runner."""
+    who = "the host" if ballot.by_host else ballot.plugin
+    return f"{who} {VERB[ballot.kind]} {ballot.runner}"
+
+
 def plugins(ballots: Iterable[StampedBallot]) -> str:
-    """The names of the plugins behind `ballots`, comma-joined."""
-    return ", ".join(sorted({b.plugin for b in ballots}))
+    """Who is behind `ballots`, comma-joined: names of plugins, or the host."""
+    return ", ".join(sorted({"the host" if b.by_host else b.plugin for b in ballots}))
 
 
 def moot(runner: str, winner: str | None, runners: Collection[str]) -> str:
@@ -156,7 +162,11 @@ def nothing_left(
 
 
 def _said(ballots: Sequence[StampedBallot]) -> str:
-    return "; ".join(f"{b.plugin} {_VERB[b.kind]} {b.runner} ({b.reason})" for b in ballots)
+    return "; ".join(f"{says(b)}{_because(b)}" for b in ballots)
+
+
+def _because(b: StampedBallot) -> str:
+    return f": {b.reason} ({b.runner} comes from {b.plugin})" if b.by_host else f" ({b.reason})"
 
 
 def _ways_out(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -18,13 +16,12 @@ from rich.text import Text
 
 from runnerctl.cli import render
 from runnerctl.cli.config import ShownConfig, read_config, table_value
-from runnerctl.cli.flags import engine_flags
+from runnerctl.cli.words import merged, parse_words
 from runnerctl.decision import Decision
-from runnerctl.errors import UserError
+from runnerctl.selection_messages import says
 
 _FLAG = "--diff"
 _LONG = ("needs", "ballots", "problems")  # topics whose values are sentences
-_REPEATABLE = ("plugins", "plugin_options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,41 +74,9 @@ def other_side(
     Raises:
         UserError: `words` are no model and flags.
     """
-    other_model, other, other_file = _parse(words)
-    merged = dict(settings)
-    for name, value in other.items():
-        if value is not None:
-            added = [*(settings.get(name) or ()), *value] if name in _REPEATABLE else value
-            merged[name] = added
-    return side(other_model or model, merged, other_file or config_file)
-
-
-def _parse(words: str) -> tuple[str | None, dict[str, Any], Path | None]:
-    """Read `words` as `explain` would."""
-    parsed: list[tuple[str | None, dict[str, Any], Path | None]] = []
-
-    def explain(
-        *, settings: dict[str, Any], config_file: Path | None, model: str | None = _MODEL
-    ) -> None:
-        parsed.append((model, settings, config_file))
-
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": []})
-    app.command()(engine_flags(explain))
-    try:
-        arguments = shlex.split(words)
-        typer.main.get_command(app).main(args=arguments, prog_name=_FLAG, standalone_mode=False)
-    except ValueError as exc:
-        raise UserError(f"{_FLAG} {words!r} cannot be split into words: {exc}") from exc
-    except Exception as exc:
-        # typer brings its own copy of click, or uses the one installed: no class to name
-        if not hasattr(exc, "format_message"):
-            raise
-        remedy = "give what you would give to explain: a model, flags of settings, or both"
-        raise UserError(f"{_FLAG}: {exc.format_message()}", remedy=remedy) from exc
-    return parsed[0]
-
-
-_MODEL: Any = typer.Argument(None)
+    other = parse_words(words, _FLAG)
+    added = merged(settings, other.settings)
+    return side(other.model or model, added, other.config_file or config_file)
 
 
 def compare(left: Side, right: Side) -> Difference:
@@ -180,7 +145,7 @@ def _needs(decision: Decision) -> dict[str, Any]:
 def _ballots(decision: Decision) -> dict[str, Any]:
     return _numbered(
         (
-            render.says(b),
+            says(b),
             {"status": b.status, "overridden_by": b.overridden_by, "priority": b.priority}
             | {"reason": b.reason},
         )

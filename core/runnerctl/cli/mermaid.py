@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runnerctl.cli import render
 from runnerctl.decision import Decision
+from runnerctl.selection_messages import says
 
 # What could end a quoted label, start markup in it, or be taken for an entity or an escape.
 _ESCAPED = {ord(c): f"#{ord(c)};" for c in '"#&<>`\\{}[]|'}
@@ -25,7 +26,7 @@ def flowchart(decision: Decision, model: str | None) -> str:
         status: str = ballot.status
         if ballot.overridden_by:
             status += f" by {ballot.overridden_by}"
-        text = _label(render.says(ballot), ballot.reason)
+        text = _label(says(ballot), ballot.reason)
         lines.append(f"    ballot{number}[{text}]:::{ballot.status}")
         lines.append(f"    ballot{number} -->|{_label(status)}| count")
     lines.append(f"    count{{{{{_label('The count')}}}}}")

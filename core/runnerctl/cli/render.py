@@ -12,16 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from runnerctl.ballots import BallotKind
 from runnerctl.decision import AttentionOutlook, CountedBallot, Decision, PluginRecord
 from runnerctl.problems import Problem
+from runnerctl.selection_messages import VERB, says
 
-_VERB: dict[BallotKind, str] = {
-    "vote": "votes for",
-    "discourage": "discourages",
-    "require": "requires",
-    "forbid": "forbids",
-}
 _STYLE = {
     "error": "bold red",
     "warning": "yellow",
@@ -69,10 +63,10 @@ def reason(decision: Decision) -> str:
     decisive = [b for b in decision.ballots if b.status == "decisive" and b.runner]
     mine = [b for b in decisive if b.runner == decision.runner and b.kind in ("vote", "require")]
     if mine:
-        return " ".join(f"{b.plugin} {_VERB[b.kind]} it: {_sentence(b.reason)}" for b in mine)
+        return " ".join(f"{b.plugin} {VERB[b.kind]} it: {_sentence(b.reason)}" for b in mine)
     against = [b for b in decisive if b.kind in ("discourage", "forbid")]
     if against:
-        said = " ".join(f"{says(b)}: {_sentence(b.reason)}" for b in against)
+        said = " ".join(_objection(b) for b in against)
         return f"It is the fallback, and no vote for another runner stands. {said}"
     return "It is the fallback, and no vote for another runner stands."
 
@@ -150,6 +144,8 @@ def _ballots(ballots: Iterable[CountedBallot]) -> RenderableType:
         if b.priority is not None:
             text.append(f", priority {b.priority}", "dim")
         text.append(f"\n{_sentence(b.reason)}", "not bold")
+        if b.by_host:
+            text.append(f"\n{b.runner} comes from {b.plugin}", "dim not bold")
         if b.overridden_by:
             text.append(f"\noverridden by {b.overridden_by}", _STYLE["overridden"])
         if b.note:
@@ -258,14 +254,14 @@ def _explicit(decision: Decision) -> str:
     return choice.setting
 
 
+def _objection(b: CountedBallot) -> str:
+    said = f"{says(b)}: {_sentence(b.reason)}"
+    return said[:1].upper() + said[1:] if b.by_host else said
+
+
 def in_reading_order(ballots: Iterable[CountedBallot]) -> list[CountedBallot]:
     """What the outcome rests on first, what has no bearing last."""
     return sorted(ballots, key=lambda b: ("decisive", "overridden", "moot").index(b.status))
-
-
-def says(b: CountedBallot) -> str:
-    """Who says what about which runner."""
-    return f"{b.plugin} {_VERB[b.kind]} {b.runner}"
 
 
 def _sentence(text: str) -> str:

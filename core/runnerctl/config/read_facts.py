@@ -69,11 +69,12 @@ def facts_from_config(config: Mapping[str, Any], known: Collection[str] = ()) ->
     mixing = read_mixing(entries, layout, layers, name)
     experts = read_experts(entries, layout, layers, name)
     runner_type, pooling, doubt = read_runner_type(config, architectures, model_type)
-    hybrid = bool(mixing.recurrent and mixing.attention)
+    both = (mixing.recurrent, mixing.attention)
+    hybrid = all(both)
     attention_free = bool(mixing.recurrent and not mixing.attention)
     evidence = {
         "is_moe": experts.evidence,
-        "is_hybrid": f"{mixing.recurrent}; {mixing.attention}" if hybrid else "",
+        "is_hybrid": "; ".join(dict.fromkeys(both)) if hybrid else "",
         "is_attention_free": mixing.recurrent if attention_free else "",
         "is_mla": _latent_attention(entries),
         "is_encoder_decoder": is_encoder_decoder,
