@@ -220,12 +220,19 @@ def test_today_pcp_with_v1_names_the_setting_that_asked_for_v1():
 
 @pytest.mark.parametrize(
     ("facts", "lacking"),
-    [(HYBRID, "hybrid"), (POOLING, "pooling"), (ATTENTION_FREE, "attention_free")],
+    [(HYBRID, "hybrid"), (ATTENTION_FREE, "attention_free")],
 )
 def test_today_what_v1_cannot_run_is_refused_by_name(facts, lacking):
     decision = decide_config(config(facts), todays())
     assert decision.runner is None
     assert f"the host forbids v1: it lacks {lacking}" in text_of(decision)
+
+
+def test_today_pooling_models_are_served_by_v1_and_refused_on_v2_by_name():
+    assert decide_config(config(POOLING), todays()).runner == "v1"
+    decision = decide_config(config(POOLING, runner="v2"), todays())
+    assert decision.runner is None
+    assert "the host forbids v2: it lacks pooling" in text_of(decision)
 
 
 # Options, priorities, validation

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from runnerctl.config import EngineConfig, FactOverrides, ModelFacts
     from runnerctl.decision import Decision
     from runnerctl.engine.llm import LLM
-    from runnerctl.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from runnerctl.engine.outputs import (
+        ClassificationOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        RequestOutput,
+        StreamDelta,
+    )
+    from runnerctl.engine.pooling_params import PoolingParams
     from runnerctl.engine.sampling_params import SamplingParams
     from runnerctl.errors import ConfigError, ModelError, PluginError, PromptError, UserError
     from runnerctl.hookspecs import hookimpl
@@ -28,10 +35,12 @@ _HOME = {
     "AttentionBackendSpec": "runnerctl.runner.attention.spec",
     "BUILTIN": "runnerctl.ballots",
     "Ballot": "runnerctl.ballots",
+    "ClassificationOutput": "runnerctl.engine.outputs",
     "CompletionOutput": "runnerctl.engine.outputs",
     "ConfigError": "runnerctl.errors",
     "Decision": "runnerctl.decision",
     "Discourage": "runnerctl.ballots",
+    "EmbeddingOutput": "runnerctl.engine.outputs",
     "EngineConfig": "runnerctl.config",
     "FactOverrides": "runnerctl.config",
     "Forbid": "runnerctl.ballots",
@@ -41,6 +50,7 @@ _HOME = {
     "ModelTransform": "runnerctl.runner.transforms",
     "PluginError": "runnerctl.errors",
     "PluginHost": "runnerctl.plugins",
+    "PoolingParams": "runnerctl.engine.pooling_params",
     "Problem": "runnerctl.problems",
     "PromptError": "runnerctl.errors",
     "RequestOutput": "runnerctl.engine.outputs",
@@ -59,10 +69,12 @@ __all__ = [
     "LLM",
     "AttentionBackendSpec",
     "Ballot",
+    "ClassificationOutput",
     "CompletionOutput",
     "ConfigError",
     "Decision",
     "Discourage",
+    "EmbeddingOutput",
     "EngineConfig",
     "FactOverrides",
     "Forbid",
@@ -71,6 +83,7 @@ __all__ = [
     "ModelTransform",
     "PluginError",
     "PluginHost",
+    "PoolingParams",
     "Problem",
     "PromptError",
     "RequestOutput",

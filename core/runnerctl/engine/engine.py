@@ -11,6 +11,7 @@ from dataclasses import replace
 from runnerctl.engine.block_pool import BlockPool
 from runnerctl.engine.cache_size import cache_size
 from runnerctl.engine.outputs import FinishReason
+from runnerctl.engine.pooling_scheduler import PoolingScheduler, size_without_cache
 from runnerctl.engine.request import Request
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.scheduler import Scheduler
@@ -50,16 +51,24 @@ class Engine:
         self._executor = UniprocExecutor(spec, context)
         try:
             self.model, kv_cache_spec = self._executor.load()
-            self.cache_size = cache_size(config, self.model.max_model_len, kv_cache_spec)
+            self.cache_size = (
+                size_without_cache(config, self.model)
+                if self.model.pooling
+                else cache_size(config, self.model.max_model_len, kv_cache_spec)
+            )
             self._executor.start(self.cache_size.num_blocks, self.cache_size.max_model_len)
         except BaseException:
             self._executor.shutdown()
             raise
-        self.scheduler = Scheduler(
-            config.scheduler,
-            config.cache,
-            BlockPool(self.cache_size.num_blocks),
-            resumes_as_new=spec.resumes_as_new,
+        self.scheduler: Scheduler | PoolingScheduler = (
+            PoolingScheduler(config.scheduler)
+            if self.model.pooling
+            else Scheduler(
+                config.scheduler,
+                config.cache,
+                BlockPool(self.cache_size.num_blocks),
+                resumes_as_new=spec.resumes_as_new,
+            )
         )
 
     @property
@@ -87,8 +96,8 @@ class Engine:
         """Submit what may be in flight, then wait for the oldest step.
 
         Returns:
-            The requests that got a token from it. When none is left, nothing is in flight
-            either.
+            The requests that got a token, or their result, from it. When none is left,
+            nothing is in flight either.
 
         Raises:
             Exception: whatever the step raised; all requests are aborted then, so that
@@ -115,6 +124,7 @@ class Engine:
             attention_backend=self.model.attention_backend,
             transforms=self.model.transforms,
             dtype=self.model.dtype,
+            pooling=self.model.pooling.method if self.model.pooling else "",
         )
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -156,7 +166,7 @@ class Engine:
             self.counts.count_step(
                 step.num_prefill_tokens,
                 num_requests=len(step.entries),
-                num_generated=len(updated),
+                num_generated=0 if self.model.pooling else len(updated),
                 seconds=now - self._counted_until,
             )
         self._counted_until = now

@@ -13,12 +13,14 @@ from runnerctl.engine.engine import Engine
 from runnerctl.engine.journal import Journal
 from runnerctl.engine.live_request import LiveRequest
 from runnerctl.engine.outputs import RequestOutput, StreamDelta
+from runnerctl.engine.pooling import PoolingCalls, Pools
 from runnerctl.engine.prompts import Prompt, PromptLike, as_prompts
 from runnerctl.engine.requirements import check_engine_installed
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.stats import EngineStats
 from runnerctl.engine.tokenizer import eos_token_ids_of, load_tokenizer
 from runnerctl.errors import ConfigError, PromptError, UserError
+from runnerctl.models.sentence_transformers import read_embedding_files
 from runnerctl.models.store import ensure_local
 from runnerctl.resolve import Resolved, resolve
 from runnerctl.runner.protocol import WorkerContext
@@ -33,7 +35,7 @@ T = TypeVar("T")
 _STARTED = StreamDelta("", 0, "", ())
 
 
-class LLM:
+class LLM(Pools):
     """A model on the runner that the plugins voted for.
 
     Args:
@@ -85,6 +87,10 @@ class LLM:
             WorkerContext(config, self.decision, folder, resolved.host),
             frozenset(eos),
         )
+        self._pooling = None
+        if self._engine.model.pooling is not None:
+            files = read_embedding_files(folder)
+            self._pooling = PoolingCalls(self._engine, self._tokenizer, files, self._count_pooled)
         self._live: dict[str, LiveRequest] = {}
         self._next_id = 0
         self._plugin_seconds = resolved.host.timings
@@ -249,6 +255,9 @@ class LLM:
             raise UserError("this LLM was closed", remedy="make a new one")
         return self._engine
 
+    def _count_pooled(self, entry: LiveRequest, error: BaseException | None) -> None:
+        self._count_end(self._running_engine(), entry, error)
+
     def _admit(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -269,6 +278,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[tuple[Prompt, SamplingParams]]:
         engine = self._running_engine()
+        if engine.model.pooling is not None:
+            raise UserError(
+                "this model does not generate text: it is a pooling model",
+                remedy=f"call LLM.{engine.model.pooling.task}",
+            )
         checked = as_prompts(
             prompts,
             self._tokenizer,

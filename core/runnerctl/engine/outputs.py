@@ -77,6 +77,37 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text as a vector.
+
+    Attributes:
+        prompt_token_ids: the text as the model saw it.
+        embedding: the vector.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """What a classifier says of a text.
+
+    Attributes:
+        prompt_token_ids: the text as the model saw it.
+        probs: one number per label. Probabilities, or the raw score of a model with one
+            label, such as a reward model.
+        label: the name of the highest.
+        labels: the names of all, as the model's config has them.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    probs: list[float]
+    label: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamDelta:
     """What one step added to one request, from `LLM.stream`.
 

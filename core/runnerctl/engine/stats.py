@@ -46,6 +46,8 @@ class EngineStats:
         attention_backend: that serves the model; "" if the runner has none.
         transforms: of plugins, that changed the model, in the order of their application.
         dtype: that the model computes in, as "float32"; "" if the runner does not say.
+        pooling: how a pooling model pools; "" of a model that generates. Its texts count as
+            answers without tokens.
     """
 
     num_requests: int = 0
@@ -69,6 +71,7 @@ class EngineStats:
     attention_backend: str = ""
     transforms: tuple[AppliedTransform, ...] = ()
     dtype: str = ""
+    pooling: str = ""
 
     def count_step(
         self, prefill_tokens: int, num_requests: int, num_generated: int, seconds: float

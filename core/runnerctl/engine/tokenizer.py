@@ -91,6 +91,27 @@ class Tokenizer:
         """The tokens of a text; with `special` as a prompt, as the model expects one."""
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
+    def encode_many(self, texts: Sequence[str], max_length: int | None = None) -> list[list[int]]:
+        """The tokens of many texts, each as `encode` has them, cut to `max_length`.
+
+        What is left of a text that is cut has its special tokens.
+        """
+        if not texts:
+            return []
+        cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        return [list(ids) for ids in self._tokenizer(list(texts), **cut)["input_ids"]]
+
+    def encode_pair(
+        self, first: str, second: str, max_length: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The tokens of two texts in one, and which of the two each belongs to (0 or 1).
+
+        The latter is empty where the model is not told.
+        """
+        cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        encoded = self._tokenizer(first, second, **cut)
+        return list(encoded["input_ids"]), list(encoded.get("token_type_ids", ()))
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all these tokens together, unbeautified."""
         text = self._tokenizer.decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from runnerctl.config import EngineConfig
 from runnerctl.decision import Decision
@@ -33,6 +33,23 @@ class WorkerContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingFacts:
+    """What the engine has to know of a model that pools instead of generating.
+
+    Attributes:
+        task: `embed` gives a vector, `classify` a number per label.
+        method: how, and who says so; for people.
+        labels: of a classifier, in the order of its numbers.
+        limited_by: what says how long a text may be; for messages.
+    """
+
+    task: Literal["embed", "classify"]
+    method: str
+    labels: tuple[str, ...] = ()
+    limited_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """What the engine has to know of a loaded model.
 
@@ -42,6 +59,7 @@ class LoadedModel:
         attention_backend: that was chosen; "" if the runner has none.
         transforms: of plugins, that changed the model.
         dtype: of the weights and of what is computed: "float32"; "" if it is not known.
+        pooling: of a model that pools; None for one that generates.
     """
 
     vocab_size: int
@@ -49,6 +67,7 @@ class LoadedModel:
     attention_backend: str = ""
     transforms: tuple[AppliedTransform, ...] = ()
     dtype: str = ""
+    pooling: PoolingFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

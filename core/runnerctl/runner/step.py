@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from runnerctl.engine.pooling_params import PoolingParams
 from runnerctl.engine.sampling_params import SamplingParams
 
 
@@ -63,6 +64,10 @@ class NewRequest:
         stop_token_ids: all tokens that end it; banned before `min_tokens`.
         block_ids: its KV blocks, in order of position.
         num_computed_tokens: tokens whose KV is already in those blocks.
+        pooling_params: of a request to a pooling model, else None. Such a request is computed
+            whole in one step, has no blocks, and ends with that step.
+        token_type_ids: of a pooling request for a pair of texts, one per token; empty if all
+            are 0.
     """
 
     request_id: str
@@ -72,6 +77,8 @@ class NewRequest:
     stop_token_ids: frozenset[int]
     block_ids: tuple[int, ...]
     num_computed_tokens: int
+    pooling_params: PoolingParams | None = None
+    token_type_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +139,14 @@ class StepResult:
         logprobs: of those tokens, for the requests that asked.
         prompt_logprobs: of the prompt tokens whose predecessor was computed in this
             step, for the requests that asked: (position of the first, one per token).
+        pooled: of the pooling requests of this step: the embedding, or a number per label.
     """
 
     step_id: int
     sampled_token_ids: Mapping[str, int]
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
+    pooled: Mapping[str, list[float]] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):

@@ -13,8 +13,8 @@ def register_runners() -> list[RunnerSpec]:
     return [
         RunnerSpec(
             name="v1",
-            factory="runnerctl_runner_v1.runner:ModelRunnerV1",
-            capabilities=frozenset({"generate", "moe", "mla"}),
+            factory="runnerctl_runner_v1.factory:make_runner",
+            capabilities=frozenset({"generate", "pooling", "moe", "mla"}),
             fallback=True,
         )
     ]
