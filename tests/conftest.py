@@ -16,3 +16,11 @@ def smollm2() -> Path:
     from runnerctl.models.store import ensure_local
 
     return ensure_local("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The named embedding model, fetched into the user's cache once and shared by all runs."""
+    from runnerctl.models.store import ensure_local
+
+    return ensure_local("all-minilm-l6-v2")

