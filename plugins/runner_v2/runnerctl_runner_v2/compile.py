@@ -13,6 +13,7 @@ import os
 
 from torch import nn
 from torch._inductor import config as inductor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 
 from runnerctl.models.cache import cache_dir
@@ -22,6 +23,7 @@ from .cpu.build import BuildError, find_compiler
 
 logger = logging.getLogger(__name__)
 
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # Both sides of the only size that compiled code is specialised on: one token.
 _REHEARSALS = (1, 2)
 
@@ -38,7 +40,7 @@ def compile_layers(model: PreTrainedModel) -> str | None:
     layers = decoder_layers(model)
     if not layers:
         return _eagerly(f"the layers of {type(model).__name__} are not known")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    _keep_what_is_compiled()
     for layer in layers:
         layer.compile(dynamic=True)
     try:
@@ -50,8 +52,10 @@ def compile_layers(model: PreTrainedModel) -> str | None:
         for layer in layers:
             layer._compiled_call_impl = None
         logger.debug("compiling failed", exc_info=True)
-        summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        return _eagerly(f"compiling failed ({summary})")
+        # what the compiler was doing is in the log; its inner error is the reason
+        cause = getattr(error, "inner_exception", error)
+        first_line = (str(cause).strip().splitlines() or [""])[0]
+        return _eagerly(f"compiling failed ({type(cause).__name__}: {first_line})")
     return f"compiled {len(layers)} layers"
 
 
@@ -59,6 +63,16 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The modules that transformers calls the layers of this architecture, outermost only."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _keep_what_is_compiled() -> None:
+    """In our cache folder, unless the user named another one.
+
+    torch's own is under the directory for temporary files, and it writes that into the
+    environment itself as soon as it is imported.
+    """
+    if os.environ.get(_CACHE_VARIABLE) in (None, default_cache_dir()):
+        os.environ[_CACHE_VARIABLE] = str(cache_dir() / "compiled")
 
 
 def _eagerly(reason: str) -> str:
