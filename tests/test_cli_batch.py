@@ -426,7 +426,7 @@ def test_a_bar_is_drawn_on_a_terminal_that_shows_no_answers(monkeypatch, tmp_pat
         monkeypatch.setattr(sys, "stdout", Screen())
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "30")
-        with batch._progress(path, batch._Tally(total=4, kept=1)) as advance:
+        with batch.progress(path, 4, 1) as advance:
             advance()
         return screen.getvalue()
 

@@ -18,7 +18,9 @@ from tiny_pooling_models import (
     CLASSIFIERS,
     EMBEDDING,
     VOCAB_SIZE,
+    WORDS,
     add_modules,
+    add_tokenizer,
     make_pooling_model,
     reference_hidden,
     reference_scores,
@@ -490,6 +492,109 @@ def test_the_length_a_model_was_trained_for_may_be_raised_to_its_positions(bert)
         assert cut[0].prompt_token_ids == tuple(long[:7])
     with LLM(bert, max_model_len=64) as llm:
         assert_close(embeddings(llm, [long])[0], reference_hidden(bert, long).mean(0))
+
+
+# Text: special tokens, cutting, pairs, instructions
+
+
+def ids_of(*words):
+    return [1, *[4 + WORDS.index(word) for word in words], 2]
+
+
+def test_text_has_its_special_tokens_also_when_it_is_cut(bert):
+    add_tokenizer(bert)
+    texts = ["w1 w2 w3", "w7 " * 9, "w5", "nothing of that"]
+    ids = [ids_of("w1", "w2", "w3"), ids_of(*["w7"] * 9), ids_of("w5"), [1, 3, 3, 3, 2]]
+    with LLM(bert) as llm:
+        outputs = llm.embed(texts)
+        mixed = llm.embed(["w5", {"prompt_token_ids": ids[0]}, {"prompt": "w7 " * 9}])
+        cut = llm.embed(["w7 " * 9, "w5"], PoolingParams(truncate_prompt_tokens=5))
+        with pytest.raises(UserError, match="truncate_prompt_tokens is 1, which leaves no room"):
+            llm.embed("w5", PoolingParams(truncate_prompt_tokens=1))
+    assert [list(output.prompt_token_ids) for output in outputs] == ids
+    assert [list(output.prompt_token_ids) for output in mixed] == [ids[2], ids[0], ids[1]]
+    assert [list(o.prompt_token_ids) for o in cut] == [ids_of(*["w7"] * 3), ids[2]]
+    for one, output in zip(ids, outputs, strict=True):
+        assert_close(output.embedding, reference_hidden(bert, one).mean(0))
+
+
+def test_a_tokenizer_that_pads_and_cuts_by_itself_is_told_not_to(bert):
+    """Some checkpoints were saved with the settings of their last use."""
+    add_tokenizer(bert)
+    content = json.loads((bert / "tokenizer.json").read_text())
+    padding = {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None}
+    content["padding"] = padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    content["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["truncation"]["direction"] = "Right"
+    write_json(bert / "tokenizer.json", content)
+    with LLM(bert) as llm:
+        outputs = llm.embed(["w1 w2 w3", "w5"])
+    assert [list(o.prompt_token_ids) for o in outputs] == [ids_of("w1", "w2", "w3"), ids_of("w5")]
+
+
+def test_a_pair_of_texts_has_its_token_types(models, tmp_path):
+    folder = shutil.copytree(models("bert", auto=CLASSIFIER, num_labels=1), tmp_path / "m")
+    add_tokenizer(folder)
+    pairs = [("w1 w2", "w3"), ("w9", "w8 w7 w6 w5"), ("w1 w2", "w4")]
+    with LLM(folder) as llm:
+        outputs = llm.classify(
+            [*({"prompt": first, "text_pair": second} for first, second in pairs), "w1 w2"]
+        )
+    for (first, second), output in zip(pairs, outputs[:3], strict=True):
+        head, tail = ids_of(*first.split()), ids_of(*second.split())[1:]
+        assert list(output.prompt_token_ids) == head + tail
+        types = [0] * len(head) + [1] * len(tail)
+        assert_close(output.probs, reference_scores(folder, head + tail, types))
+    plain = reference_scores(folder, list(outputs[0].prompt_token_ids))
+    assert abs(float(plain) - outputs[0].probs[0]) > 1e-3  # the types matter
+    assert_close(outputs[3].probs, reference_scores(folder, ids_of("w1", "w2")))
+
+
+def test_a_model_without_token_types_reads_pairs_too(models, tmp_path):
+    folder = shutil.copytree(models("distilbert", auto=CLASSIFIER, num_labels=2), tmp_path / "m")
+    add_tokenizer(folder)
+    with LLM(folder) as llm:
+        [output] = llm.classify([{"prompt": "w1 w2", "text_pair": "w3"}])
+    assert list(output.prompt_token_ids) == [*ids_of("w1", "w2"), *ids_of("w3")[1:]]
+    expected = reference_scores(folder, list(output.prompt_token_ids)).softmax(-1)
+    assert_close(output.probs, expected)
+
+
+def test_instructions_of_the_model_and_its_case(bert):
+    add_tokenizer(bert)
+    add_modules(bert, ["mean_tokens"])
+    write_json(bert / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": True})
+    prompts = {"query": "w10 w11 ", "document": ""}
+    instructions = {"prompts": prompts, "default_prompt_name": None}
+    write_json(bert / "config_sentence_transformers.json", instructions)
+
+    def said(name, text="W1 w2"):
+        [output] = llm.embed(text, PoolingParams(prompt_name=name))
+        return list(output.prompt_token_ids)
+
+    with LLM(bert) as llm:
+        assert said(None) == said("document") == said("") == ids_of("w1", "w2")
+        assert said("query") == ids_of("w10", "w11", "w1", "w2")
+        with pytest.raises(UserError, match=r"no prompt 'passage' .*has: query, document"):
+            said("passage")
+    write_json(
+        bert / "config_sentence_transformers.json", instructions | {"default_prompt_name": "query"}
+    )
+    with LLM(bert) as llm:
+        assert said(None) == ids_of("w10", "w11", "w1", "w2")
+        assert said("") == ids_of("w1", "w2")
+    add_modules(bert, ["mean_tokens"], pooling={"include_prompt": False})
+    with LLM(bert) as llm:
+        assert said("") == ids_of("w1", "w2")
+        with pytest.raises(UserError, match=r"leaves the tokens of the prompt 'query' out"):
+            said(None)
+
+
+def test_the_tokenizer_s_length_counts_where_nothing_else_says_one(bert):
+    add_tokenizer(bert, longest=30)
+    add_modules(bert, ["mean_tokens"])
+    with LLM(bert) as llm, pytest.raises(PromptError, match=r"limit is 30 .tokenizer_config.json"):
+        llm.embed(make_prompts([31]))
 
 
 # Wrong calls

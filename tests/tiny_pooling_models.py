@@ -130,6 +130,28 @@ def add_modules(folder, modes, *others, pooling=None):
     return folder
 
 
+WORDS = [f"w{i}" for i in range(100)]
+
+
+def add_tokenizer(folder, *, words=WORDS, longest=10**30):
+    """A tokenizer of whole words, with a token before and after a text or a pair of texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    config = {"tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "model_max_length": longest}
+    write_json(folder / "tokenizer_config.json", config | special)
+    return folder
+
+
 def write_json(path, content):
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content), encoding="utf-8")

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from runnerctl import __version__
-from runnerctl.cli import bench, chat, completion, config, env, explain, generate, models, plugins
+from runnerctl.cli import (
+    bench,
+    chat,
+    completion,
+    config,
+    embed,
+    env,
+    explain,
+    generate,
+    models,
+    plugins,
+)
 from runnerctl.cli.flags import engine_flags
 from runnerctl.cli.guard import guarded
 from runnerctl.cli.help import SectionedCommand
@@ -59,6 +70,8 @@ chatting = sampling_flags(chat.chat, without=chat.WITHOUT)
 for command in (
     sampling_flags(generate.generate),
     chatting,
+    embed.embed,
+    embed.classify,
     bench.bench,
     explain.explain,
     explain.validate,

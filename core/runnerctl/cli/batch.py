@@ -67,7 +67,7 @@ def run(
         UserError: a prompt, a flag or a file is wrong; nothing was run, no file changed.
         typer.Exit: the configuration cannot be served, or Ctrl-C came.
     """
-    _check_files(batch)
+    check_files(batch.prompts, batch.answers, overwrite=batch.overwrite)
     lines = read_prompts(batch.prompts, batch.params, raw=batch.raw)
     resolved = resolve_model(model, settings, config_file)
     assert resolved.config is not None
@@ -91,17 +91,21 @@ def run(
     note(f"{tally.done} of {tally.total} prompts answered{_kept(tally)}")
 
 
-def _check_files(batch: Batch) -> None:
-    path = batch.answers
+def check_files(source: str, path: Path | None, *, overwrite: bool) -> None:
+    """See whether the answers to the prompts of `source` may go to `path`.
+
+    Raises:
+        UserError: they cannot, or it is the file of prompts itself.
+    """
     if path is None:
-        if batch.overwrite:
+        if overwrite:
             raise UserError("--overwrite goes with --output", setting="--overwrite")
         return
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise UserError(f"{path} {what}", setting="--output")
-    same = batch.prompts != "-" and path.exists() and Path(batch.prompts).exists()
-    if same and path.samefile(batch.prompts):
+    same = source != "-" and path.exists() and Path(source).exists()
+    if same and path.samefile(source):
         raise UserError(f"{path} is the file of prompts", setting="--output")
 
 
@@ -155,7 +159,7 @@ def _answer(
     path = batch.answers
     started = time.perf_counter()
     try:
-        with _writer(path, length) as write, _progress(path, tally) as advance:
+        with writer(path, length) as write, progress(path, tally.total, tally.kept) as advance:
             for line, output in llm.generate_each(prompts, window=window):
                 named = {"index": line.index} | ({} if line.id is None else {"id": line.id})
                 write({**named, "digest": digests[line.key], **answers(output)})
@@ -173,7 +177,7 @@ def _answer(
 
 
 @contextmanager
-def _writer(path: Path | None, length: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+def writer(path: Path | None, length: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """How to write one record, so that it is out when the call returns."""
     if path is None:
 
@@ -193,8 +197,13 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 @contextmanager
-def _progress(path: Path | None, tally: _Tally) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal that shows no answers; how to move it on by one."""
+def progress(path: Path | None, total: int, completed: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal that shows no answers; how to move it on by one.
+
+    Args:
+        path: where the answers go; None is stdout.
+        total, completed: how many there will be, and how many there are.
+    """
     shows_answers = path is None and sys.stdout.isatty()
     if shows_answers or not sys.stderr.isatty():
         yield lambda: None
@@ -207,7 +216,7 @@ def _progress(path: Path | None, tally: _Tally) -> Iterator[Callable[[], None]]:
         BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
     )
     with bar:
-        task = bar.add_task("", total=tally.total, completed=tally.kept)
+        task = bar.add_task("", total=total, completed=completed)
         yield lambda: bar.advance(task)
 
 

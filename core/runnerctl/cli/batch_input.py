@@ -66,7 +66,7 @@ def read_prompts(source: str, params: SamplingParams, *, raw: bool) -> list[Prom
     found: list[PromptLine] = []
     problems: list[tuple[int, str]] = []
     first_with: dict[str | int, int] = {}
-    for number, content in _lines(source):
+    for number, content in lines_of(source, "--prompts-file"):
         if not content.strip():
             continue
         index = len(found) + len(problems)
@@ -86,14 +86,17 @@ def read_prompts(source: str, params: SamplingParams, *, raw: bool) -> list[Prom
     return found
 
 
-def bad_lines(source: str, problems: list[tuple[int, str]]) -> PromptError:
-    """One error for all lines that are wrong; pairs of line number and message."""
+def bad_lines(source: str, problems: list[tuple[int, str]], done: str = "answered") -> PromptError:
+    """One error for all lines that are wrong; pairs of line number and message.
+
+    `done` is what cannot be done with them.
+    """
     count = f"{len(problems)} line{'s' if len(problems) != 1 else ''}"
     shown = [f"  line {number}: {message}" for number, message in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         shown.append(f"  and {len(problems) - _SHOWN} more")
     return PromptError(
-        f"{_named(source)}: {count} cannot be answered, and nothing was run\n" + "\n".join(shown)
+        f"{_named(source)}: {count} cannot be {done}, and nothing was run\n" + "\n".join(shown)
     )
 
 
@@ -106,7 +109,12 @@ def _named(source: str) -> str:
     return "stdin" if source == "-" else source
 
 
-def _lines(source: str) -> Iterator[tuple[int, bytes]]:
+def lines_of(source: str, setting: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers from 1; `-` is stdin.
+
+    Raises:
+        UserError: it cannot be read; blames `setting`.
+    """
     try:
         if source == "-":
             yield from _numbered(sys.stdin.buffer)
@@ -115,7 +123,7 @@ def _lines(source: str) -> Iterator[tuple[int, bytes]]:
                 yield from _numbered(file)
     except OSError as exc:
         raise UserError(
-            f"{_named(source)} cannot be read: {exc.strerror or exc}", setting="--prompts-file"
+            f"{_named(source)} cannot be read: {exc.strerror or exc}", setting=setting
         ) from exc
 
 
@@ -128,7 +136,7 @@ def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _read_line(
     content: bytes, number: int, index: int, params: SamplingParams, raw: bool
 ) -> PromptLine:
-    record = _parse(content)
+    record = parse_object(content)
     known = (*FORMS, "id", *_SAMPLING)
     for key in record:
         if key not in known:
@@ -141,14 +149,29 @@ def _read_line(
     _FORM_CHECKS[form](record[form])
     if form == "messages" and raw:
         raise PromptError("'messages' need the chat template, which --raw leaves out")
-    name = record.get("id")
-    if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
-        raise PromptError(f"'id' is {name!r}; it must be text or an integer")
+    name = id_of(record)
     sampling = {key: record[key] for key in record if key in _SAMPLING}
     return PromptLine(number, index, name, form, record[form], _override(params, sampling))
 
 
-def _parse(content: bytes) -> dict[str, Any]:
+def id_of(record: Mapping[str, Any]) -> str | int | None:
+    """The name that the answer to a line gets, if it has one.
+
+    Raises:
+        PromptError: it is neither text nor a number.
+    """
+    name = record.get("id")
+    if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
+        raise PromptError(f"'id' is {name!r}; it must be text or an integer")
+    return name
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """A line as a JSON object.
+
+    Raises:
+        PromptError: it is none, or holds what is no text.
+    """
     try:
         text = content.decode("utf-8")
         record = json.loads(text)

@@ -12,7 +12,7 @@ import typer
 from runnerctl.cli.completion import models
 from runnerctl.cli.flags import MODEL_HELP
 from runnerctl.cli.guard import USERS_FAULT
-from runnerctl.errors import PromptError
+from runnerctl.errors import PromptError, UserError
 
 if TYPE_CHECKING:
     from runnerctl.engine.llm import LLM
@@ -47,9 +47,19 @@ def as_unicode(text: str, what: str) -> str:
 
 
 def resolve_model(
-    model: str | None, settings: dict[str, Any], config_file: Path | None
+    model: str | None,
+    settings: dict[str, Any],
+    config_file: Path | None,
+    *,
+    default: str | None = DEFAULT_MODEL,
+    setting: str = "--model",
 ) -> Resolved:
     """Let the plugins choose, and say on stderr what came of it.
+
+    Args:
+        model, settings, config_file: as the user gave them.
+        default: the model if none was given.
+        setting: what the command calls the model in its usage.
 
     Raises:
         typer.Exit: the configuration cannot be served; stderr says why.
@@ -60,12 +70,12 @@ def resolve_model(
         model,
         source="command line",
         config_file=config_file,
-        default_model=DEFAULT_MODEL,
+        default_model=default,
         **settings,
     )
     # MODEL is what the other commands call it
     problems = [
-        replace(p, setting="--model" if p.setting == "MODEL" else p.setting)
+        replace(p, setting=setting if p.setting == "MODEL" else p.setting)
         for p in resolved.decision.problems
     ]
     decision = replace(resolved.decision, problems=tuple(problems))
@@ -83,7 +93,21 @@ def resolve_model(
 
 
 def load(resolved: Resolved) -> LLM:
-    """The model, ready to answer. Slow: imports torch and reads the weights."""
+    """The model, ready to answer. Slow: imports torch and reads the weights.
+
+    Raises:
+        UserError: it is one that does not answer.
+    """
+    assert resolved.config is not None
+    if resolved.config.facts is not None and resolved.config.facts.runner_type == "pooling":
+        named = resolved.config.model.model
+        evidence = resolved.config.facts.evidence.get("runner_type")
+        raise UserError(
+            f"{named} does not generate text: it is a pooling model"
+            + (f" ({evidence})" if evidence else ""),
+            remedy=f"runnerctl embed {named} TEXT (or classify) gives what it is for",
+            setting="--model",
+        )
     from runnerctl.engine.llm import LLM
 
     return LLM.from_resolved(resolved)

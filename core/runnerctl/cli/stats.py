@@ -19,6 +19,22 @@ def stats_report(stats: EngineStats) -> RenderableType:
 
 
 def _rows(s: EngineStats) -> Iterator[tuple[str, str]]:
+    yield from _texts(s) if s.pooling else _answers(s)
+    if s.dtype:
+        yield "dtype", s.dtype
+    if s.attention_backend:
+        yield "attention", s.attention_backend
+    heading = "transforms"
+    for done in s.transforms:
+        yield heading, f"{done.stage} {done.name} ({done.plugin}): {done.report}"
+        heading = ""
+    heading = "plugins"
+    for plugin, hooks in s.plugin_seconds.items():
+        yield heading, f"{plugin} {_hooks(hooks)}"
+        heading = ""
+
+
+def _answers(s: EngineStats) -> Iterator[tuple[str, str]]:
     yield "prompt", f"{_count(s.num_prompt_tokens, 'token')}, {s.num_cached_tokens} from the cache"
     if s.num_prefill_tokens:
         yield "", f"{s.num_prefill_tokens} computed, {s.prefill_tokens_per_second:.1f} tokens/s"
@@ -34,18 +50,14 @@ def _rows(s: EngineStats) -> Iterator[tuple[str, str]]:
     preempted = f", {_count(s.num_preemptions, 'preemption')}" if s.num_preemptions else ""
     share = f"{s.peak_blocks_used} of {_count(s.num_blocks, 'block')} at most"
     yield "KV cache", share + now + preempted
-    if s.dtype:
-        yield "dtype", s.dtype
-    if s.attention_backend:
-        yield "attention", s.attention_backend
-    heading = "transforms"
-    for done in s.transforms:
-        yield heading, f"{done.stage} {done.name} ({done.plugin}): {done.report}"
-        heading = ""
-    heading = "plugins"
-    for plugin, hooks in s.plugin_seconds.items():
-        yield heading, f"{plugin} {_hooks(hooks)}"
-        heading = ""
+
+
+def _texts(s: EngineStats) -> Iterator[tuple[str, str]]:
+    tokens = _count(s.num_prompt_tokens, "token")
+    yield "texts", f"{s.num_first_tokens}, {tokens}, {s.prefill_tokens_per_second:.1f} tokens/s"
+    size = f"{s.mean_batch_size:.1f} texts each"
+    yield "steps", f"{s.num_steps} in {s.step_time_s:.2f} s, {size}"
+    yield "pooling", s.pooling
 
 
 def _hooks(hooks: Mapping[str, float]) -> str:

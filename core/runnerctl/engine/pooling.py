@@ -42,6 +42,9 @@ class PoolingCalls:
         tokenizer: None if the model has none.
         files: what the checkpoint says of texts.
         count_end: called once for each text, when it has a result or will not get one.
+
+    Attributes:
+        facts: of the model.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class PoolingCalls:
     ) -> None:
         assert engine.model.pooling is not None
         self._engine = engine
-        self._facts: PoolingFacts = engine.model.pooling
+        self.facts: PoolingFacts = engine.model.pooling
         self._tokenizer = tokenizer
         self._files = files
         self._count_end = count_end
@@ -63,7 +66,7 @@ class PoolingCalls:
         self, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams | None
     ) -> list[EmbeddingOutput]:
         """See `LLM.embed`."""
-        if self._facts.task != "embed":
+        if self.facts.task != "embed":
             raise UserError(
                 "this model classifies texts, and gives no embeddings",
                 remedy="call LLM.classify (on the command line: runnerctl classify)",
@@ -75,12 +78,12 @@ class PoolingCalls:
         self, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams | None
     ) -> list[ClassificationOutput]:
         """See `LLM.classify`."""
-        if self._facts.task != "classify":
+        if self.facts.task != "classify":
             raise UserError(
                 "this model embeds texts, and has no labels",
                 remedy="call LLM.embed (on the command line: runnerctl embed)",
             )
-        labels = self._facts.labels
+        labels = self.facts.labels
         outputs = []
         for one in self._run(prompts, params or PoolingParams()):
             best = max(range(len(labels)), key=one.pooled.__getitem__)
@@ -91,11 +94,7 @@ class PoolingCalls:
     def check(
         self, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams | None
     ) -> None:
-        """See whether these would be taken; nothing is computed.
-
-        Raises:
-            UserError: as `embed` and `classify`.
-        """
+        """See `LLM.check_texts`."""
         self._read(prompts, params or PoolingParams())
 
     def _run(
@@ -172,7 +171,7 @@ class PoolingCalls:
         return read
 
     def _encode_pair(self, text: _Text, first: str, second: str, cut: int | None) -> None:
-        if self._facts.task != "classify":
+        if self.facts.task != "classify":
             raise PromptError(
                 f"{text.where} is a pair of texts, which only classifiers read",
                 remedy="embed each of them by itself",
@@ -185,7 +184,7 @@ class PoolingCalls:
         """The text to put in front of each text."""
         files = self._files
         name = files.default_prompt_name if params.prompt_name is None else params.prompt_name
-        if not name or self._facts.task != "embed":
+        if not name or self.facts.task != "embed":
             return ""
         if name not in files.prompts:
             known = ", ".join(files.prompts) or "none"
@@ -216,7 +215,6 @@ class PoolingCalls:
         return PromptError(
             f"{text.where} has {len(text.token_ids)} tokens, but the limit is {limit} ({source})",
             remedy="shorten it, or cut it with truncate_prompt_tokens (-1: to the limit)",
-            setting="truncate_prompt_tokens",
         )
 
 
@@ -225,6 +223,11 @@ class Pools:
 
     _engine: Engine | None
     _pooling: PoolingCalls | None
+
+    @property
+    def pooling_facts(self) -> PoolingFacts | None:
+        """How a pooling model pools, and its labels; None of a model that generates."""
+        return self._pooling.facts if self._pooling else None
 
     def embed(
         self,
@@ -257,6 +260,18 @@ class Pools:
         A prompt may also be `{"prompt": text, "text_pair": text}`, for cross-encoders.
         """
         return self._pooling_calls("classify").classify(prompts, pooling_params)
+
+    def check_texts(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | None = None,
+    ) -> None:
+        """See whether `embed` or `classify` would take these; nothing is computed.
+
+        Raises:
+            UserError: as they do.
+        """
+        self._pooling_calls("embed").check(prompts, pooling_params)
 
     def _pooling_calls(self, call: str) -> PoolingCalls:
         if self._engine is None:

@@ -24,7 +24,7 @@ from runnerctl.runner.model_loader import resolve_dtype
 from runnerctl.runner.pooler import Pooler, load_dense
 from runnerctl.runner.pooling_model import PoolingModel
 from runnerctl.runner.protocol import LoadedModel, PoolingFacts, WorkerContext
-from runnerctl.runner.transforms import STAGES, apply_transforms
+from runnerctl.runner.transforms import AppliedTransform, Stage, apply_transforms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,10 +89,15 @@ def load_pooling_model(context: WorkerContext, device: torch.device) -> LoadedPo
         trust_remote_code=config.model.trust_remote_code,
     )
     longest, limited_by = _longest(context, model, files)
-    eager = config.runner.enforce_eager
-    stages = [stage for stage in STAGES if not (eager and stage == "compile")]
-    transforms = apply_transforms(model, config, context.decision, context.plugins, stages=stages)
+
+    def transform(*stages: Stage) -> tuple[AppliedTransform, ...]:
+        return apply_transforms(model, config, context.decision, context.plugins, stages=stages)
+
+    transforms = transform("fuse", "pack")
     tried = PoolingModel(model, classifies=classifies)
+    # Only now: the trial would be the first thing that is compiled.
+    if not config.runner.enforce_eager:
+        transforms += transform("compile")
     if classifies:
         pooler, activation = None, _activation(model.config)
         method = f"{type(model).__name__}, {_NAMED_ACTIVATION[activation]}"
@@ -103,7 +108,11 @@ def load_pooling_model(context: WorkerContext, device: torch.device) -> LoadedPo
         method += f"; texts run {_TOGETHER[tried.together]}, as padding would change the results"
     labels = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
     pooling = PoolingFacts(
-        "classify" if classifies else "embed", method, labels if classifies else (), limited_by
+        task="classify" if classifies else "embed",
+        method=method,
+        labels=labels if classifies else (),
+        limited_by=limited_by,
+        is_guess=not classifies and not files.pooling,
     )
     table = model.get_input_embeddings().weight.shape[0]
     facts = LoadedModel(

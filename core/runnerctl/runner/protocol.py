@@ -41,12 +41,14 @@ class PoolingFacts:
         method: how, and who says so; for people.
         labels: of a classifier, in the order of its numbers.
         limited_by: what says how long a text may be; for messages.
+        is_guess: the model's files do not say how it pools.
     """
 
     task: Literal["embed", "classify"]
     method: str
     labels: tuple[str, ...] = ()
     limited_by: str = ""
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
