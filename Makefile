@@ -2,6 +2,7 @@
 # make test   the whole test suite, from nothing
 # make lint   ruff, mypy, import-linter
 # make bench  benchmarks (see benchmarks/)
+# make support  docs/support.md and its picture, from what the plugins decide now
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +11,7 @@ PIP_ARGS ?=
 BENCH_ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench support clean
 
 demo: .venv/engine
 	$(BIN)/runnerctl explain smollm2-135m
@@ -28,6 +29,9 @@ lint: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/bench_decide.py
 	$(BIN)/python benchmarks/bench_peers.py $(BENCH_ARGS)
+
+support: .venv/dev
+	$(BIN)/python docs/support.py
 
 clean:
 	rm -rf .venv

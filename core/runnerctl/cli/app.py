@@ -16,6 +16,7 @@ from runnerctl.cli import (
     env,
     explain,
     generate,
+    matrix,
     models,
     plugins,
 )
@@ -75,6 +76,7 @@ for command in (
     bench.bench,
     explain.explain,
     explain.validate,
+    matrix.matrix,
 ):
     app.command(cls=SectionedCommand)(guarded(engine_flags(command)))
 

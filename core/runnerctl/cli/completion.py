@@ -40,6 +40,13 @@ def models(incomplete: str) -> list[str]:
     return _starting(incomplete, [*named_models(), *_hub_models()])
 
 
+def rows(incomplete: str) -> list[str]:
+    """The model types that `matrix` knows by name, then models."""
+    from runnerctl.matrix import families
+
+    return [*_starting(incomplete, families()), *models(incomplete)]
+
+
 def cached(incomplete: str) -> list[str]:
     """The models in our cache."""
     from runnerctl.models.inventory import own_models
