@@ -247,12 +247,14 @@ def calls(folder):
     return len((folder / "calls").read_text().splitlines())
 
 
-def test_the_second_build_is_the_first_ones(fake_compiler, monkeypatch):
+def test_the_second_build_is_the_first_ones(fake_compiler, monkeypatch, capsys):
     first = build.build_extension()
     compiled = calls(fake_compiler)
     assert (first.build_seconds > 0, first.path.is_file()) == (True, True)
+    assert capsys.readouterr().err == "Building kernels for this CPU, once\n"
     assert build.build_extension() == Extension(first.path, 0.0)
     assert calls(fake_compiler) == compiled
+    assert capsys.readouterr().err == ""
     monkeypatch.setattr(torch, "__version__", "0.0")
     assert build.build_extension().path != first.path
 

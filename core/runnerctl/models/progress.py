@@ -1,4 +1,4 @@
-"""What the user sees on stderr while a model is fetched or converted."""
+"""What the user sees on stderr while a model is fetched, converted or compiled."""
 
 from __future__ import annotations
 
@@ -42,15 +42,21 @@ def download_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]
 
 
 @contextmanager
-def spinner(message: str) -> Iterator[None]:
-    """Show `message` while the block runs."""
+def spinner(message: str, *, terminal_only: bool = False) -> Iterator[None]:
+    """Show `message` while the block runs; without a terminal it is a line that stays.
+
+    Args:
+        message: what is being done.
+        terminal_only: for what happens at every start: logs need not tell of it.
+    """
     console = _console()
     if console.is_terminal:
         with console.status(message):
             yield
-    else:
+        return
+    if not terminal_only:
         console.print(message)
-        yield
+    yield
 
 
 def _console() -> Console:

@@ -17,6 +17,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 
 from runnerctl.models.cache import cache_dir
+from runnerctl.models.progress import spinner
 from runnerctl.runner.paged_model import rehearse
 
 from .cpu.build import BuildError, find_compiler
@@ -45,7 +46,10 @@ def compile_layers(model: PreTrainedModel) -> str | None:
         layer.compile(dynamic=True)
     try:
         # In this process: one graph at a time gains nothing from workers, which would stay.
-        with inductor.patch(compile_threads=1):
+        with (
+            inductor.patch(compile_threads=1),
+            spinner("Compiling the model's layers", terminal_only=True),
+        ):
             for num_tokens in _REHEARSALS:
                 rehearse(model, num_tokens)
     except Exception as error:  # whatever the compiler raises

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from runnerctl.errors import ModelError
 from runnerctl.models.cache import build_once
+from runnerctl.models.progress import spinner
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,8 @@ def build_extension() -> Extension:
     def build(folder: Path) -> None:
         nonlocal built
         built = True
-        _compile(compiler, flags, sources, folder)
+        with spinner("Building kernels for this CPU, once"):
+            _compile(compiler, flags, sources, folder)
 
     try:
         folder = build_once(
