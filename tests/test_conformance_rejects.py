@@ -41,6 +41,7 @@ BACKENDS = {
     "ClaimsToBeCapturable": (MIXED.format("plain"), "capturable and reads a host array"),
     "DeclinesWithoutAReason": ("test_it_says_what_it_declines_in_a_sentence", "not ''"),
 }
+FACTS_TEST = "test_the_facts_it_supplies_depend_on_the_config_alone"
 POLICIES = {
     "VotesByRegistrationOrder": (
         "test_the_order_of_plugins_does_not_matter",
@@ -65,6 +66,9 @@ POLICIES = {
     "WritesToTheFacts": ("test_it_leaves_the_configuration_alone", "select_runner changed"),
     "WritesWhileValidating": ("test_it_leaves_the_configuration_alone", "changed the Decision"),
     "RaisesOnAnUnknownModel": ("test_it_raises_nothing", "KeyError"),
+    "TakesLayersForGranted": (FACTS_TEST, "KeyError: 'num_hidden_layers'"),
+    "GuessesFacts": (FACTS_TEST, "and then"),
+    "KnowsFactsForNoReason": (FACTS_TEST, "'because'; it must be a line of words"),
     "RaisesWhileValidating": ("test_it_raises_nothing", "validate_config raises for runner 'v2'"),
     "SaysWhatIsWrongAndNotWhatToDo": ("test_problems_are_well_formed", "its remedy is ''"),
     "InventsASeverity": ("test_problems_are_well_formed", "is 'fatal'"),

@@ -4,7 +4,7 @@ import random
 import sys
 from collections.abc import Mapping
 
-from runnerctl import Forbid, PluginHost, Problem, Require, Vote, hookimpl
+from runnerctl import FactOverrides, Forbid, PluginHost, Problem, Require, Vote, hookimpl
 
 
 def unchecked(kind, **fields):
@@ -102,6 +102,25 @@ class RaisesWhileValidating:
     def validate_config(self, config, decision):
         if decision.runner == "v2":
             raise ValueError("no")
+
+
+class TakesLayersForGranted:
+    @hookimpl
+    def register_model_facts(self, config_json):
+        layers = config_json["num_hidden_layers"]
+        return FactOverrides("half of them are recurrent", is_hybrid=layers > 1)
+
+
+class GuessesFacts:
+    @hookimpl
+    def register_model_facts(self):
+        return FactOverrides("a feeling about it", is_moe=random.random() < 0.5)
+
+
+class KnowsFactsForNoReason:
+    @hookimpl
+    def register_model_facts(self):
+        return FactOverrides("because", is_moe=True)
 
 
 class SaysWhatIsWrongAndNotWhatToDo:

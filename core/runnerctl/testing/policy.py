@@ -92,6 +92,17 @@ class PolicyConformance:
                     again = ballots_of(other, config)
                     assert again == first, f"{name}: it said {first}, and then {again}"
 
+    def test_the_facts_it_supplies_depend_on_the_config_alone(self) -> None:
+        """Of the same `config.json` it says the same again, with reasons, and raises for none."""
+        for name, configuration in self.configurations.items():
+            first, faults = self._host().model_facts(configuration.model)
+            assert not faults, f"{name}: {_listed(faults)}"
+            for supplied in first:
+                _check_text(supplied.overrides.reason, f"{name}: the reason of its facts")
+            for _ in range(_TIMES):
+                again, _ = self._host().model_facts(configuration.model)
+                assert again == first, f"{name}: it said {first}, and then {again}"
+
     def test_the_order_of_plugins_does_not_matter(self) -> None:
         """Registered first or last, and whoever else is there: the same ballots and outcome."""
         others: dict[str, object] = {"bystander_a": Bystander(), "bystander_z": Bystander()}

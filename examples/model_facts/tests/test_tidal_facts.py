@@ -2,6 +2,8 @@
 
 import tidal_facts
 
+from runnerctl.testing import CONFIGURATIONS, Configuration, PolicyConformance
+
 TIDAL = {
     "model_type": "tidal",
     "architectures": ["TidalForCausalLM"],
@@ -10,6 +12,19 @@ TIDAL = {
     "crew": 8,
     "reach": 65536,
 }
+
+
+ASKED = {
+    **CONFIGURATIONS,
+    "tidal": Configuration(TIDAL),
+    "tidal without words": Configuration({"model_type": "tidal"}),
+    "tidal of odd words": Configuration(TIDAL | {"stream": 3, "crew": None, "reach": "far"}),
+}
+
+
+class TestTidal(PolicyConformance):
+    plugin = tidal_facts
+    configurations = ASKED
 
 
 def facts(decide_with, **changes):
