@@ -55,7 +55,7 @@ def main() -> None:
             del os.environ[name]
     matrix = built_in()
     (DOCS / "support.md").write_text(page(matrix, parity()), encoding="utf-8")
-    (DOCS / "support.svg").write_text(drawing(matrix), encoding="utf-8")
+    (DOCS / "support.svg").write_text(drawing(matrix, tooltips=False), encoding="utf-8")
 
 
 def built_in() -> Matrix:

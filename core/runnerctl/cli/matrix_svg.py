@@ -29,8 +29,13 @@ _BOLD = {**_MIDDLE, "font_weight": "600"}
 _REFUSED = ("#f0f0f0", "#737373")
 
 
-def drawing(matrix: Matrix) -> str:
-    """The text of an SVG file; nothing in it is loaded from elsewhere."""
+def drawing(matrix: Matrix, *, tooltips: bool = True) -> str:
+    """The text of an SVG file; nothing in it is loaded from elsewhere.
+
+    Args:
+        matrix: what to draw.
+        tooltips: with the reason of each cell, which no page shows that embeds the file.
+    """
     colours = {n: _COLOURS[i % len(_COLOURS)] for i, n in enumerate(runners_of(matrix))}
     colours[REFUSED] = _REFUSED
     names = _width([row.name for row in matrix.rows])
@@ -57,7 +62,8 @@ def drawing(matrix: Matrix) -> str:
         parts.append(_text(_MARGIN + names, y + 15, row.kind, fill="#627d98"))
         for column, x, wide in zip(matrix.columns, starts, widths, strict=True):
             decision = row.decisions[column.name]
-            parts.append(_cell(decision, f"{row.name}, {column.name}", (x, y, wide), colours))
+            where = f"{row.name}, {column.name}" if tooltips else ""
+            parts.append(_cell(decision, where, (x, y, wide), colours))
     y, x = top + len(matrix.rows) * _LINE + 12, float(_MARGIN)
     for name, (fill, ink) in colours.items():
         label = "no runner serves it" if name == REFUSED else f"{name} serves it"
@@ -76,10 +82,13 @@ def _cell(
     x, y, wide = place
     said = says(decision)
     fill, ink = colours[said]
-    why = reason(decision) or " ".join(p.message for p in decision.errors)
-    title = escape(shorten(f"{where}: {outcome(decision, None)} {why}", 120, placeholder=" ..."))
+    title = ""
+    if where:
+        why = reason(decision) or " ".join(p.message for p in decision.errors)
+        told = shorten(f"{where}: {outcome(decision, None)} {why}", 160, placeholder=" ...")
+        title = f"<title>{escape(told)}</title>"
     return (
-        f"<g><title>{title}</title>"
+        f"<g>{title}"
         f'<rect x="{x + 1:g}" y="{y + 1:g}" width="{wide - 2:g}" height="{_LINE - 2}" rx="3" '
         f'fill="{fill}"/>{_text(x + wide / 2, y + 15, said, **_MIDDLE, fill=ink)}</g>'
     )
