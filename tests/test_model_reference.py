@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -272,6 +273,38 @@ class TestHub:
         (snapshot / "config.json").write_text(json.dumps(CONFIG))
         reference = read_model_config("org/name")
         assert (reference.kind, reference.config) == ("hub", CONFIG)
+
+    def test_what_marks_an_embedding_model_is_fetched_with_its_config(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Qwen3-Embedding's config says that it generates; only its modules.json tells."""
+        import huggingface_hub
+
+        snapshot = cache / "models--org--name" / "snapshots" / "abc"
+        asked = []
+
+        def download(model: str, file: str, **_: Any) -> str:
+            asked.append(file)
+            if file not in there:
+                raise OSError("not there")
+            snapshot.mkdir(parents=True, exist_ok=True)
+            (snapshot / file).write_text(json.dumps(CONFIG if file == "config.json" else []))
+            (cache / "models--org--name" / "refs").mkdir(exist_ok=True)
+            (cache / "models--org--name" / "refs" / "main").write_text("abc")
+            return str(snapshot / file)
+
+        monkeypatch.setattr(hub, "_answers", lambda _: True)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        there = {"config.json"}
+        assert read_model_config("org/name").facts().runner_type == "generate"
+        assert asked == ["config.json", "modules.json"]
+        assert read_model_config("org/name").facts().runner_type == "generate"
+        assert len(asked) == 2  # not asked again: the network may be gone
+        shutil.rmtree(snapshot)
+        there.add("modules.json")
+        assert read_model_config("org/name").facts().runner_type == "pooling"
+        assert read_model_config("org/name").facts().runner_type == "pooling"
+        assert len(asked) == 4
 
     def test_offline_means_that_nothing_is_connected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")

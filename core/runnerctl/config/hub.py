@@ -18,6 +18,15 @@ OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 REMEDY = "give a local folder with a config.json, or a named model such as smollm2-135m"
 
 
+def is_cached(model: str, file: str) -> bool:
+    """Whether a file of a hub model is in the local cache."""
+    try:
+        hub: Any = import_module("huggingface_hub")
+    except ImportError:
+        return False
+    return isinstance(hub.try_to_load_from_cache(model, file), str)
+
+
 def fetch_from_hub(model: str, file: str) -> Path:
     """The path of a file of a hub model, fetched if it is not in the local cache.
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -138,7 +139,7 @@ def _find(name: str, path: Path, *, may_be_name: bool) -> ModelReference:
 
 
 def _from_folder(name: str, folder: Path) -> ModelReference:
-    pooling = next((file for file in POOLING_FILES if (folder / file).is_file()), "")
+    pooling = _pooling_file(folder)
     if (folder / CONFIG).is_file():
         config = _read(folder / CONFIG)
         return ModelReference(name, "folder", config, folder, pooling_file=pooling)
@@ -156,6 +157,10 @@ def _from_folder(name: str, folder: Path) -> ModelReference:
         f"{name} has no {CONFIG}; {inside if there else 'it is empty'}",
         remedy=f"give a folder with a {CONFIG} or one GGUF file",
     )
+
+
+def _pooling_file(folder: Path) -> str:
+    return next((file for file in POOLING_FILES if (folder / file).is_file()), "")
 
 
 def _from_file(name: str, path: Path) -> ModelReference:
@@ -247,7 +252,13 @@ def _not_found(name: str) -> ModelError:
 
 
 def _from_hub(name: str) -> ModelReference:
-    from runnerctl.config.hub import fetch_from_hub
+    from runnerctl.config.hub import fetch_from_hub, is_cached
 
+    is_new = not is_cached(name, CONFIG)
     path = fetch_from_hub(name, CONFIG)
-    return ModelReference(name, "hub", _read(path), path)
+    if is_new:
+        # Now, while there is a network. Later all that the model has is beside its config.
+        with suppress(ModelError):
+            fetch_from_hub(name, POOLING_FILES[0])
+    pooling = _pooling_file(path.parent)
+    return ModelReference(name, "hub", _read(path), path, pooling_file=pooling)
