@@ -131,6 +131,10 @@ RUNNERS = {
     ),
     "IsServedWithAPlugin": ("test_a_request_alone", "the reference has"),
     "CannotLoadExperts": ("test_what_it_claims_is_served[moe]", "experts are not served"),
+    "PoolsPaddingToo": (
+        "test_what_it_embeds_does_not_depend_on_the_batch",
+        "from the reference's embedding",
+    ),
     "KeepsItsMemory": ("test_shutdown_frees_memory", "are left after shutdown"),
     "IsKeptBySomebody": ("test_shutdown_frees_memory", "still refers to the runner"),
     "LeavesAThread": ("test_shutdown_ends_threads_and_processes", LEFT),

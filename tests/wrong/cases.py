@@ -16,6 +16,7 @@ TRAITS = {
     "OwesNothingToFinishedRequests": {"concurrent_batches": 2},
     "OwesNothingToPreemptedRequests": {"concurrent_batches": 2},
     "ForgetsWhatItGenerated": {"resumes_as_new": True},
+    "PoolsPaddingToo": {"capabilities": {"pooling"}},
 }
 PLUGINS = {"IsServedWithAPlugin": (wrong_runners.TURNS_THE_HEAD,)}
 
@@ -42,7 +43,6 @@ for name, _ in classes_of(wrong_runners):
     spec = RunnerSpec(
         "wrong",
         f"wrong_runners:{name}",
-        frozenset({"generate", "moe"}),
-        **TRAITS.get(name, {}),
+        **{"capabilities": {"generate", "moe"}} | TRAITS.get(name, {}),
     )
     add(name, RunnerConformance, spec=spec, plugins=PLUGINS.get(name, ()))

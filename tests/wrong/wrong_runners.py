@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from runnerctl import ModelError, ModelTransform, hookimpl
 from runnerctl.models.checkpoint import read_config
 from runnerctl.runner.step import FinishedStep, StepResult
+from runnerctl_runner_v1.pooling_runner import PoolingRunnerV1
 from runnerctl_runner_v1.runner import ModelRunnerV1
 
 
@@ -286,3 +287,18 @@ class HidesWhyALoadFailed(ModelRunnerV1):
             return super().load()
         except ModelError as error:
             raise RuntimeError("load failed") from error
+
+
+class PoolsPaddingToo(PoolingRunnerV1):
+    """Takes every row of a padded batch for as long as the longest."""
+
+    def load(self):
+        facts = super().load()
+        forward = self._loaded.model.forward
+
+        def padded(texts, token_types=None):
+            output, lengths = forward(texts, token_types)
+            return output, lengths.clamp(min=int(lengths.max()))
+
+        self._loaded.model.forward = padded
+        return facts

@@ -27,6 +27,7 @@ pytest.register_assert_rewrite(
             "runner",
             "runner_engine",
             "runner_lifecycle",
+            "runner_pooling",
             "runner_steps",
             "scripted",
         )

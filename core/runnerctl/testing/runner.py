@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from runnerctl.testing.runner_engine import EngineContract
 from runnerctl.testing.runner_lifecycle import LifecycleContract
+from runnerctl.testing.runner_pooling import PoolingContract
 from runnerctl.testing.runner_steps import StepContract
 
 
-class RunnerConformance(StepContract, EngineContract, LifecycleContract):
+class RunnerConformance(StepContract, EngineContract, PoolingContract, LifecycleContract):
     """Subclass it in a test module, name the spec, and pytest does the rest.
 
     It runs tiny random models in float32, alone and against `transformers`. What the spec
