@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -53,11 +53,13 @@ def settle(loaded: Sequence[LoadedPlugin], found: Sequence[Problem]) -> Roll:
     runners: dict[str, RunnerSpec] = {}
     providers: dict[str, PluginRecord] = {}
     backends = {spec.name: RegisteredBackend(spec) for spec in BUILTIN_BACKENDS}
-    owners: dict[str, PluginRecord] = {}
+    owners: dict[str, PluginRecord | None] = dict.fromkeys(backends)
     for plugin in sorted(loaded, key=_settling_order):
         record = plugin.record
-        clash = _clash(plugin.specs, runners, providers) or _backend_clash(
-            plugin.backends, backends, owners
+        clash = (
+            _taken("runner", (spec.name for spec in plugin.specs), providers)
+            or _fallback_clash(plugin.specs, runners, providers)
+            or _taken("attention backend", (one.name for one in plugin.backends), owners)
         )
         if record.status == "active" and clash:
             record = replace(record, status="failed", error=clash)
@@ -90,15 +92,22 @@ def _settling_order(plugin: LoadedPlugin) -> tuple[bool, str]:
     return (not is_builtin(plugin.record.distribution), plugin.record.name)
 
 
-def _clash(
+def _taken(what: str, names: Iterable[str], owners: Mapping[str, PluginRecord | None]) -> str:
+    """Which of the names somebody else provides already; empty if none. No owner: the host."""
+    for name in names:
+        if name in owners:
+            owner = owners[name]
+            by = called(owner) if owner else "runnerctl itself"
+            return f"{what} {name!r} is provided by {by} too"
+    return ""
+
+
+def _fallback_clash(
     specs: Sequence[RunnerSpec],
     runners: Mapping[str, RunnerSpec],
     providers: Mapping[str, PluginRecord],
 ) -> str:
-    """What in `specs` another plugin claims already; empty if nothing."""
-    for spec in specs:
-        if spec.name in runners:
-            return f"runner {spec.name!r} is provided by {called(providers[spec.name])} too"
+    """Why one of `specs` cannot be the fallback that it claims to be; empty if nothing."""
     fallbacks = [s.name for s in runners.values() if s.fallback]
     claims = [s.name for s in specs if s.fallback]
     if fallbacks and claims:
@@ -106,17 +115,4 @@ def _clash(
         return f"{claims[0]!r} claims to be the fallback, and so does {fallbacks[0]!r} of {other}"
     if len(claims) > 1:
         return f"only one runner can be the fallback, not {' and '.join(claims)}"
-    return ""
-
-
-def _backend_clash(
-    specs: Sequence[AttentionBackendSpec],
-    backends: Mapping[str, RegisteredBackend],
-    owners: Mapping[str, PluginRecord],
-) -> str:
-    """Which attention backend in `specs` somebody else provides already; empty if none."""
-    for spec in specs:
-        if spec.name in backends:
-            other = called(owners[spec.name]) if spec.name in owners else "runnerctl itself"
-            return f"attention backend {spec.name!r} is provided by {other} too"
     return ""
