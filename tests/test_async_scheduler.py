@@ -8,59 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_runner import LateFakeRunner, reference
-from runnerctl.config.engine_config import CacheSection, SchedulerSection
-from runnerctl.engine.block_pool import BlockPool
-from runnerctl.engine.request import Request, RequestStatus
-from runnerctl.engine.sampling_params import SamplingParams
-from runnerctl.engine.scheduler import Scheduler
+from runnerctl.engine.request import RequestStatus
 from runnerctl.runner.step import StepResult
+from scheduler_harness import SchedulerHarness
 
 
-class Harness:
+class Harness(SchedulerHarness):
     """Does what the engine does: `depth` steps in flight, then the oldest result."""
 
-    def __init__(
-        self,
-        *,
-        depth=2,
-        num_blocks=100,
-        block_size=4,
-        budget=64,
-        max_num_seqs=16,
-        prefix_caching=True,
-        resumes_as_new=True,
-        choices=(0,),
-    ):
+    def __init__(self, *, depth=2, choices=(0,), resumes_as_new=True, **settings):
         self.depth = depth
-        self.pool = BlockPool(num_blocks)
-        self.budget = budget
-        self.scheduler = Scheduler(
-            SchedulerSection(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
-            CacheSection(block_size=block_size, enable_prefix_caching=prefix_caching),
-            self.pool,
-            resumes_as_new=resumes_as_new,
-        )
-        self.runner = LateFakeRunner(
+        self.choices = choices
+        self.in_flight = deque()
+        super().__init__(resumes_as_new=resumes_as_new, **settings)
+
+    def make_runner(self, num_blocks, block_size, *, resumes_as_new, max_num_seqs):
+        return LateFakeRunner(
             num_blocks,
             block_size,
             resumes_as_new=resumes_as_new,
             max_num_seqs=max_num_seqs,
-            how_many=cycle(choices).__next__,
+            how_many=cycle(self.choices).__next__,
         )
-        self.plans = []
-        self.in_flight = deque()
-        self.arrivals = []
-
-    def add(self, prompt, max_tokens, request_id=None, **params):
-        request = Request(
-            request_id or f"r{len(self.arrivals)}",
-            prompt,
-            SamplingParams(max_tokens=max_tokens, temperature=0, seed=0, **params),
-            max_total_tokens=1000,
-        )
-        self.scheduler.add(request)
-        self.arrivals.append(request)
-        return request
 
     def submit(self):
         """The plan, or None if the next step depends on a result."""
@@ -68,14 +37,8 @@ class Harness:
         if plan is None:
             assert self.in_flight, "nothing to wait for: the engine would hang"
             return None
-        assert plan.step_id == len(self.plans)
         assert plan.num_scheduled_tokens or plan.preempted_request_ids or not self.in_flight
-        assert plan.total_num_scheduled_tokens <= self.budget
-        assert not plan.preempted_request_ids & plan.num_scheduled_tokens.keys()
-        assert not (plan.preempted_request_ids and plan.new_requests)
-        live = [r for r in self.arrivals if r.status is not RequestStatus.FINISHED]
-        assert [*self.scheduler.running, *self.scheduler.waiting] == live
-        self.plans.append(plan)
+        self.planned(plan)
         self.in_flight.append(plan)
         self.runner.submit(plan)
         return plan

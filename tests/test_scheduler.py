@@ -5,71 +5,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_runner import FakePagedRunner, reference
-from runnerctl.config.engine_config import CacheSection, SchedulerSection
-from runnerctl.engine.block_pool import BlockPool
-from runnerctl.engine.request import Request, RequestStatus
-from runnerctl.engine.sampling_params import SamplingParams
-from runnerctl.engine.scheduler import Scheduler
+from runnerctl.engine.request import RequestStatus
+from scheduler_harness import SchedulerHarness
 
 
-class Harness:
-    def __init__(
-        self,
-        *,
-        num_blocks=100,
-        block_size=4,
-        budget=64,
-        max_num_seqs=16,
-        prefix_caching=True,
-        resumes_as_new=False,
-    ):
-        self.pool = BlockPool(num_blocks)
-        self.budget = budget
-        self.scheduler = Scheduler(
-            SchedulerSection(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
-            CacheSection(block_size=block_size, enable_prefix_caching=prefix_caching),
-            self.pool,
-            resumes_as_new=resumes_as_new,
-        )
-        self.runner = FakePagedRunner(num_blocks, block_size, resumes_as_new=resumes_as_new)
-        self.capacity = num_blocks * block_size
-        self.plans = []
-        self.arrivals = []
+class Harness(SchedulerHarness):
+    """One step at a time."""
+
+    def make_runner(self, num_blocks, block_size, *, resumes_as_new, max_num_seqs):
         self.told = set()
-
-    def add(self, prompt, max_tokens, request_id=None, **params):
-        request = Request(
-            request_id or f"r{len(self.arrivals)}",
-            prompt,
-            SamplingParams(max_tokens=max_tokens, temperature=0, seed=0, **params),
-            max_total_tokens=self.capacity,
-        )
-        self.scheduler.add(request)
-        self.arrivals.append(request)
-        return request
+        return FakePagedRunner(num_blocks, block_size, resumes_as_new=resumes_as_new)
 
     def step(self):
         plan = self.scheduler.schedule()
-        assert plan.step_id == len(self.plans)
-        self.plans.append(plan)
-        assert plan.total_num_scheduled_tokens <= self.budget
-        # who lost its blocks does not get them back at once, nor does anybody new
-        assert not plan.preempted_request_ids & plan.num_scheduled_tokens.keys()
-        assert not (plan.preempted_request_ids and plan.new_requests)
+        self.planned(plan)
         # a runner told twice would drop a later request of the same id
         assert not plan.finished_request_ids & self.told
         self.told |= plan.finished_request_ids
-        self.check_order()
+        running = self.scheduler.running
+        assert len(running) <= self.budget
+        # a prefill in chunks is the last that was let in
+        assert not any(r.num_uncomputed_tokens > 1 for r in running[:-1])
         self.scheduler.update(self.runner.execute(plan))
         return plan
-
-    def check_order(self):
-        """First come, first served; a prefill in chunks is the last that was let in."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        live = [r for r in self.arrivals if r.status is not RequestStatus.FINISHED]
-        assert [*running, *waiting] == live
-        assert len(running) <= self.budget
-        assert not any(r.num_uncomputed_tokens > 1 for r in running[:-1])
 
     def run(self):
         while self.scheduler.requests:
