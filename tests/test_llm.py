@@ -354,7 +354,7 @@ def test_a_configuration_that_cannot_be_served_raises_before_anything_loads(fold
         LLM(folder, max_num_seq=4)
 
 
-def test_a_model_without_attention_is_refused_by_name_before_anything_loads(tmp_path):
+def test_a_model_without_attention_is_refused_on_v2_by_name_before_anything_loads(tmp_path):
     config = {
         "model_type": "mamba2",
         "architectures": ["Mamba2ForCausalLM"],
@@ -364,7 +364,7 @@ def test_a_model_without_attention_is_refused_by_name_before_anything_loads(tmp_
     (tmp_path / "config.json").write_text(json.dumps(config))
     # there are no weights: nothing may have looked for them
     with pytest.raises(ConfigError, match="attention_free"):
-        LLM(tmp_path)
+        LLM(tmp_path, runner="v2")
 
 
 def test_a_cache_too_small_for_one_request_says_what_to_change(folder):

@@ -7,8 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runnerctl import LLM, ModelError, SamplingParams
+from runnerctl.errors import CannotBePagedError
 from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
 from runnerctl.runner.attention.sdpa import SdpaBackend
+from runnerctl.runner.model_loader import load_model
 from runnerctl.runner.paged_model import PagedModel
 from tiny_models import BYPASSING, make_tiny_model
 
@@ -21,13 +23,25 @@ def load(folder, **overrides):
     return model.eval()
 
 
+def page(folder):
+    register_attention()
+    return PagedModel(
+        load_model(
+            folder,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            trust_remote_code=False,
+            attn_implementation=ATTN_IMPLEMENTATION,
+        )
+    )
+
+
 @pytest.mark.parametrize("family", BYPASSING)
 def test_an_architecture_that_goes_around_the_interface_is_refused_by_name(family, tmp_path):
     folder = make_tiny_model(family, tmp_path)
-    with pytest.raises(ModelError) as caught:
-        LLM(folder)
+    with pytest.raises(CannotBePagedError) as caught:
+        page(folder)
     assert "ForCausalLM" in str(caught.value) or family in str(caught.value)
-    assert "cannot be served yet" in caught.value.remedy
 
 
 def test_a_single_layer_that_computes_its_own_attention_is_found(tmp_path):
@@ -51,8 +65,8 @@ def test_an_argument_that_would_not_be_honoured_is_refused(tmp_path):
     model = load(make_tiny_model("llama", tmp_path))
     attention = model.model.layers[0].self_attn
     plain = attention.forward
-    attention.forward = lambda *args, **kwargs: plain(*args, s_aux=torch.zeros(4), **kwargs)
-    with pytest.raises(ModelError, match="s_aux"):
+    attention.forward = lambda *args, **kwargs: plain(*args, top_p=torch.zeros(4), **kwargs)
+    with pytest.raises(ModelError, match="top_p"):
         PagedModel(model)
 
 
@@ -107,5 +121,5 @@ def test_a_backend_that_needs_a_finite_cache_gets_zeros(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "empty", dirty)
     folder = make_tiny_model("llama", tmp_path)
     with LLM(folder, runner="v1", num_gpu_blocks_override=4) as llm:
-        caches = llm._engine._executor._runner._model._attention._caches.values()
+        caches = llm._engine._executor._runner._serving._loaded.model._attention._caches.values()
         assert not any(cache.key.any() or cache.value.any() for cache in caches)

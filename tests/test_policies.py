@@ -1,6 +1,7 @@
 """The built-in policies against the rules of choice, and the host's capability check."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +101,7 @@ ATTENTION_FREE = ModelFacts(architectures=("MambaForCausalLM",), is_attention_fr
 LISTED_ATTENTION_FREE = ModelFacts(
     architectures=("GraniteMoeForCausalLM",), is_moe=True, is_attention_free=True
 )
+ENCODER_DECODER = ModelFacts(is_encoder_decoder=True)
 POOLING = ModelFacts(architectures=("BertModel",), runner_type="pooling")
 MODELS = {
     "dense": DENSE,
@@ -218,14 +220,16 @@ def test_today_pcp_with_v1_names_the_setting_that_asked_for_v1():
     assert "remove --runner" in text_of(decision)
 
 
-@pytest.mark.parametrize(
-    ("facts", "lacking"),
-    [(HYBRID, "hybrid"), (ATTENTION_FREE, "attention_free")],
-)
-def test_today_what_v1_cannot_run_is_refused_by_name(facts, lacking):
-    decision = decide_config(config(facts), todays())
+@pytest.mark.parametrize("facts", [HYBRID, ATTENTION_FREE])
+def test_today_recurrent_models_run_on_v1_and_only_there(facts):
+    assert decide_config(config(facts), todays()).runner == "v1"
+    assert decide_config(config(facts, runner="v2"), todays()).runner is None
+
+
+def test_today_what_v1_cannot_run_is_refused_by_name():
+    decision = decide_config(config(ENCODER_DECODER), todays())
     assert decision.runner is None
-    assert f"the host forbids v1: it lacks {lacking}" in text_of(decision)
+    assert "the host forbids v1: it lacks encoder_decoder" in text_of(decision)
 
 
 def test_today_pooling_models_are_served_by_v1_and_refused_on_v2_by_name():
@@ -233,6 +237,17 @@ def test_today_pooling_models_are_served_by_v1_and_refused_on_v2_by_name():
     decision = decide_config(config(POOLING, runner="v2"), todays())
     assert decision.runner is None
     assert "the host forbids v2: it lacks pooling" in text_of(decision)
+
+
+def test_an_architecture_whose_code_goes_around_the_attention_interface_is_not_given_to_v2():
+    pytest.importorskip("transformers")
+    bloom = replace(DENSE, model_type="bloom", architectures=("BloomForCausalLM",))
+    decision = decide_config(config(bloom), todays())
+    assert decision.runner == "v1"
+    (veto,) = [b for b in decision.ballots if b.kind == "forbid" and b.runner == "v2"]
+    assert "bloom does not use its attention interface" in veto.reason
+    llama = replace(DENSE, model_type="llama", architectures=("LlamaForCausalLM",))
+    assert decide_config(config(llama), todays()).runner == "v2"
 
 
 # Options, priorities, validation
@@ -304,7 +319,7 @@ def test_every_need_the_host_can_have_is_a_documented_capability():
             "parallel": ParallelSection(tensor_parallel_size=2, prefill_context_parallel_size=2)
         }
     )
-    needed = {need.capability for need in needs_of(everything)} | {"pooling"}
+    needed = {need.capability for need in needs_of(everything)} | {"pooling", "unpaged"}
     assert needed == set(CAPABILITIES)
 
 

@@ -42,6 +42,7 @@ class BatchMachine(RuleBasedStateMachine):
             token_ids=tokens,
             block_ids=blocks,
             num_computed_tokens=computed,
+            num_run_tokens=computed,
         )
         self.batch.add(state)
         self.expected[name] = {"tokens": tokens, "blocks": blocks, "computed": computed} | params

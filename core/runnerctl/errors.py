@@ -45,6 +45,10 @@ class ModelError(UserError):
     """A model that cannot be found, read or served: files, formats, architectures."""
 
 
+class CannotBePagedError(ModelError):
+    """An architecture whose answers would be wrong or unknown on a paged cache."""
+
+
 class PromptError(UserError):
     """A prompt that cannot be served: empty, too long, unknown token ids."""
 

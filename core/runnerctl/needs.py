@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from runnerctl.ballots import Forbid, StampedBallot, stamp
 from runnerctl.config import EngineConfig, ModelFacts
+from runnerctl.config.attention_interface import why_not_paged
 from runnerctl.decision import Need, PluginRecord
 from runnerctl.runner.spec import CAPABILITIES, RunnerSpec
 
@@ -40,6 +41,7 @@ def needs_of(config: EngineConfig) -> tuple[Need, ...]:
             for fact, capability in _FACTS.items()
             if getattr(facts, fact)
         ]
+        needs += _needs_of_code(facts)
     for name, capability in _PARALLEL.items():
         size = getattr(config.parallel, name)
         if size > 1:
@@ -74,6 +76,15 @@ def _because(facts: ModelFacts, fact: str) -> str:
     if said is None:
         return "the model is of this kind"
     return said if fact in facts.supplied_by else f"the model's config says {said}"
+
+
+def _needs_of_code(facts: ModelFacts) -> list[Need]:
+    """What the installed code of an architecture needs, other than its config."""
+    recurrent = facts.is_hybrid or facts.is_attention_free
+    if facts.runner_type != "generate" or recurrent or facts.is_encoder_decoder:
+        return []
+    why = why_not_paged(facts.model_type, next(iter(facts.architectures), ""))
+    return [Need("unpaged", why)] if why else []
 
 
 def _lacks(missing: Sequence[Need]) -> str:

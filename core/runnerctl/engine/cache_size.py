@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runnerctl.config import EngineConfig
 from runnerctl.errors import UserError
@@ -43,6 +43,7 @@ def cache_size(config: EngineConfig, context_length: int | None, spec: KVCacheSp
             the user asked for; names the settings that would help.
     """
     block_size = config.cache.block_size
+    spec = _without_state(config, spec)
     num_blocks, setting = _num_blocks(config, context_length, spec)
     _check_memory(num_blocks * block_size * spec.bytes_per_token, spec, setting)
     capacity = num_blocks * block_size
@@ -60,6 +61,31 @@ def cache_size(config: EngineConfig, context_length: int | None, spec: KVCacheSp
     if limit > capacity:
         return CacheSize(num_blocks, capacity, setting)
     return CacheSize(num_blocks, limit, config.where("max_model_len"))
+
+
+def _without_state(config: EngineConfig, spec: KVCacheSpec) -> KVCacheSpec:
+    """The memory that is left for blocks when every request that may run has its state.
+
+    Raises:
+        UserError: there is none; says how many requests may run.
+    """
+    each, count = spec.state_bytes_per_request, config.scheduler.max_num_seqs
+    if not each:
+        return spec
+    # Something has to be left for the blocks, if there are any.
+    room = spec.available_bytes // 2 if spec.layers else spec.available_bytes
+    if each * count > room:
+        setting = config.where("max_num_seqs")
+        raise UserError(
+            f"the recurrent state of {count} requests takes {each * count:,} bytes "
+            f"({each:,} each), and there is room for {room:,}",
+            remedy=f"lower {setting} to {room // each} or less"
+            if room >= each
+            else "free memory, or take a smaller model",
+            setting=setting,
+        )
+    free = None if spec.free_bytes is None else spec.free_bytes - each * count
+    return replace(spec, available_bytes=spec.available_bytes - each * count, free_bytes=free)
 
 
 def _num_blocks(

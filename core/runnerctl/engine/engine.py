@@ -60,12 +60,15 @@ class Engine:
         except BaseException:
             self._executor.shutdown()
             raise
+        cache = config.cache
+        if not self.model.can_share_prefixes:
+            cache = cache.model_copy(update={"enable_prefix_caching": False})
         self.scheduler: Scheduler | PoolingScheduler = (
             PoolingScheduler(config.scheduler)
             if self.model.pooling
             else Scheduler(
                 config.scheduler,
-                config.cache,
+                cache,
                 BlockPool(self.cache_size.num_blocks),
                 resumes_as_new=spec.resumes_as_new,
             )
@@ -125,6 +128,7 @@ class Engine:
             transforms=self.model.transforms,
             dtype=self.model.dtype,
             pooling=self.model.pooling.method if self.model.pooling else "",
+            note=self.model.note,
         )
 
     def finish(self, request: Request, reason: FinishReason) -> None:

@@ -48,6 +48,7 @@ class EngineStats:
         dtype: that the model computes in, as "float32"; "" if the runner does not say.
         pooling: how a pooling model pools; "" of a model that generates. Its texts count as
             answers without tokens.
+        note: how the model is served, where that is not the usual way; or "".
     """
 
     num_requests: int = 0
@@ -72,6 +73,7 @@ class EngineStats:
     transforms: tuple[AppliedTransform, ...] = ()
     dtype: str = ""
     pooling: str = ""
+    note: str = ""
 
     def count_step(
         self, prefill_tokens: int, num_requests: int, num_generated: int, seconds: float

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerctl.errors import ModelError
+from runnerctl.errors import CannotBePagedError, ModelError
 from runnerctl.models.checkpoint import read_config, weight_files
 from runnerctl.models.quiet import quiet_transformers
 
@@ -32,7 +32,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool,
-    attn_implementation: str,
+    attn_implementation: str | None,
 ) -> PreTrainedModel:
     """Build the causal language model of a checkpoint folder, in eval mode.
 
@@ -41,9 +41,11 @@ def load_model(
         dtype: of weights and activations.
         device: where the weights go.
         trust_remote_code: run Python code that comes with the checkpoint, if it has any.
-        attn_implementation: a name registered in transformers' `AttentionInterface`.
+        attn_implementation: a name registered in transformers' `AttentionInterface`, or
+            None for what the model would choose.
 
     Raises:
+        CannotBePagedError: the architecture does not take `attn_implementation`.
         ModelError: unknown architecture, code that was not asked for, files that are
             missing, incomplete or pickled, weights that do not fit the architecture.
     """
@@ -70,10 +72,10 @@ def load_model(
             )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         if isinstance(error, KeyError) and error.args == (attn_implementation,):
-            raise ModelError(
+            raise CannotBePagedError(
                 f"{config['model_type']} models choose among attention classes of their own and "
                 "cannot be given a paged one",
-                remedy="this architecture cannot be served yet",
+                remedy="take another model",
             ) from error
         raise ModelError(
             f"transformers cannot load {folder}: {error}",

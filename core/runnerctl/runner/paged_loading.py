@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from runnerctl.errors import CannotBePagedError
 from runnerctl.models.checkpoint import read_config
 from runnerctl.runner.attention.base import AttentionBackend
 from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
@@ -15,15 +16,20 @@ from runnerctl.runner.memory import default_cache_bytes, free_memory_bytes
 from runnerctl.runner.model_loader import load_model, resolve_dtype
 from runnerctl.runner.paged_model import PagedModel
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
+from runnerctl.runner.recurrent_model import RecurrentModel, has_recurrent_layers
 from runnerctl.runner.transforms import AppliedTransform, Stage, apply_transforms
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPagedModel:
-    """A model, the attention that fits it, and what the engine has to know of the two."""
+    """A model, the attention that fits it, and what the engine has to know of the two.
+
+    Without attention layers there is no backend. `model` is a `RecurrentModel` where there
+    are recurrent layers.
+    """
 
     model: PagedModel
-    backend: AttentionBackend[Any]
+    backend: AttentionBackend[Any] | None
     facts: LoadedModel
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -38,7 +44,11 @@ class LoadedPagedModel:
 
 
 def load_paged_model(
-    context: WorkerContext, device: torch.device, *, allow_compiled: bool
+    context: WorkerContext,
+    device: torch.device,
+    *,
+    allow_compiled: bool,
+    recurrent: bool = False,
 ) -> LoadedPagedModel:
     """Load, transform, check by a dry run, and choose the attention backend.
 
@@ -46,12 +56,27 @@ def load_paged_model(
         context: of the runner.
         device: where the model goes.
         allow_compiled: `auto` may choose a backend that builds native code.
+        recurrent: the caller can run models with recurrent layers.
 
     Raises:
+        CannotBePagedError: the architecture's answers would be wrong; says why.
         ModelError: the checkpoint cannot be served; says why and what to do.
         UserError: no attention backend serves this model here.
         PluginError: a plugin's transformation or backend is broken.
     """
+    try:
+        return _load(context, device, allow_compiled=allow_compiled, recurrent=recurrent)
+    except CannotBePagedError as error:
+        runners = context.plugins.runners.values()
+        others = [spec.name for spec in runners if "unpaged" in spec.capabilities]
+        if others and context.decision.runner not in others:
+            error.remedy = f"pass --runner {others[0]}, which can serve it in another way"
+        raise
+
+
+def _load(
+    context: WorkerContext, device: torch.device, *, allow_compiled: bool, recurrent: bool
+) -> LoadedPagedModel:
     register_attention()
     config = context.config
     dtype = resolve_dtype(config.model.dtype, read_config(context.model_path), device)
@@ -67,25 +92,38 @@ def load_paged_model(
         return apply_transforms(model, config, context.decision, context.plugins, stages=stages)
 
     transforms = transform("fuse", "pack")
-    paged = PagedModel(model)
-    backend = choose_backend(
+    if recurrent and has_recurrent_layers(model):
+        paged: PagedModel = RecurrentModel(model)
+    else:
+        paged = PagedModel(model)
+    chosen = _backend_of(paged, context, allow_compiled=allow_compiled)
+    # Only now: the dry run would be the first thing that is compiled.
+    if not config.runner.enforce_eager:
+        transforms += transform("compile")
+    backend = chosen(config.cache.block_size) if chosen else None
+    facts = LoadedModel(
+        vocab_size=paged.vocab_size,
+        max_model_len=paged.max_model_len,
+        attention_backend=backend.name if backend else "",
+        transforms=transforms,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    return LoadedPagedModel(paged, backend, facts)
+
+
+def _backend_of(
+    paged: PagedModel, context: WorkerContext, *, allow_compiled: bool
+) -> type[AttentionBackend[Any]] | None:
+    config = context.config
+    if not paged.layers:
+        return None
+    return choose_backend(
         config.runner.attention_backend,
         paged.layers,
         backends=context.plugins.attention_backends,
-        device=device,
-        dtype=dtype,
+        device=paged.device,
+        dtype=paged.dtype,
         block_size=config.cache.block_size,
         setting=config.where("attention_backend"),
         allow_compiled=allow_compiled,
     )
-    # Only now: the dry run would be the first thing that is compiled.
-    if not config.runner.enforce_eager:
-        transforms += transform("compile")
-    facts = LoadedModel(
-        vocab_size=paged.vocab_size,
-        max_model_len=paged.max_model_len,
-        attention_backend=backend.name,
-        transforms=transforms,
-        dtype=str(dtype).removeprefix("torch."),
-    )
-    return LoadedPagedModel(paged, backend(config.cache.block_size), facts)

@@ -8,11 +8,14 @@ wrong; it is refused by name.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from runnerctl.errors import UserError
 from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
 from runnerctl.runner.attention.interface import (
     PagedAttention,
@@ -21,14 +24,16 @@ from runnerctl.runner.attention.interface import (
 )
 from runnerctl.runner.protocol import AttentionLayerSpec
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# As transformers' configs call the types of layers; the second of each have state as well.
+_FULL = frozenset({"full_attention", "hybrid"})
+_WINDOWED = frozenset({"sliding_attention", "hybrid_sliding"})
 
 
 class PagedModel:
     """A loaded model, checked and ready for packed steps.
 
     Raises:
-        ModelError: the architecture cannot be served on a paged cache; says why.
+        CannotBePagedError: the architecture cannot be served on a paged cache; says why.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -38,6 +43,11 @@ class PagedModel:
         self._takes_logits_to_keep = self._check_signature()
         self._attention = PagedAttention(model)
         self._dry_run()
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model's class."""
+        return self._architecture
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +69,7 @@ class PagedModel:
     @property
     def max_model_len(self) -> int | None:
         """The context length in tokens, or None if the config sets no bound."""
-        return getattr(self._config, "max_position_embeddings", None)
+        return context_length(self._config)
 
     @property
     def vocab_size(self) -> int:
@@ -141,9 +151,26 @@ class PagedModel:
     @torch.inference_mode()
     def _dry_run(self) -> None:
         tokens = torch.zeros(2, dtype=torch.int64, device=self.device)
-        with self._attention.observe():
+        with self._attention.observe(), refusing(self._architecture):
             self._run(tokens, torch.arange(2, device=self.device), tokens[:1])
-        _check_layers(self._architecture, self._config, self.layers)
+        check_layers(self._architecture, self._config, self.layers)
+
+
+@contextmanager
+def refusing(architecture: str) -> Iterator[None]:
+    """Within this, whatever an architecture's own code raises is a reason not to page it.
+
+    Raises:
+        CannotBePagedError: with that reason.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise cannot_be_paged(
+            f"{architecture} does not run on packed tokens ({type(error).__name__}: {error})"
+        ) from error
 
 
 @torch.inference_mode()
@@ -172,30 +199,52 @@ def _packed_forward(
     return logits
 
 
-def _check_layers(
-    architecture: str, config: PretrainedConfig, layers: list[AttentionLayer]
+def context_length(config: PretrainedConfig) -> int | None:
+    """In tokens, or None if the config sets no bound."""
+    length = getattr(config, "max_position_embeddings", None)
+    return length if length and length > 0 else None
+
+
+def check_layers(
+    architecture: str,
+    config: PretrainedConfig,
+    layers: Sequence[AttentionLayer],
+    attending: Sequence[int] | None = None,
 ) -> None:
-    """Compare what the dry run saw with what the config promises."""
-    expected = int(config.num_hidden_layers)
-    if len(layers) != expected:
+    """Compare what the dry run saw with what the config promises.
+
+    Args:
+        architecture: for messages.
+        config: of the text model.
+        layers: that ran through the attention interface.
+        attending: which of the model's layers have attention. Default: all.
+
+    Raises:
+        CannotBePagedError: a layer went around the interface, or its window was not passed on.
+    """
+    if attending is None:
+        attending = range(int(config.num_hidden_layers))
+    if len(layers) != len(attending):
         raise cannot_be_paged(
-            f"{architecture} ran {len(layers)} of its {expected} layers through the attention "
-            "interface; the others bypass the paged KV cache, so its answers would be wrong",
+            f"{architecture} ran {len(layers)} of its {len(attending)} layers through the "
+            "attention interface; the others bypass the paged KV cache, so its answers would be "
+            "wrong",
         )
     layer_types = getattr(config, "layer_types", None)
     if layer_types:
-        unknown = sorted(set(layer_types) - _LAYER_TYPES)
+        kinds = [layer_types[index] for index in attending]
+        unknown = sorted(set(kinds) - _FULL - _WINDOWED)
         if unknown:
             raise cannot_be_paged(
                 f"{architecture} has layers of type {', '.join(unknown)}; only full and sliding "
-                "attention can be served yet"
+                "attention can be paged"
             )
-        windowed = [kind == "sliding_attention" for kind in layer_types[:expected]]
+        windowed = [kind in _WINDOWED for kind in kinds]
     else:
         # without a list, a window in the config is meant for every layer or for none
-        windowed = [False] * expected
+        windowed = [False] * len(attending)
         if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-            windowed = [True] * expected
+            windowed = [True] * len(attending)
     pairs = zip(layers, windowed, strict=True)
     silent = [x.layer_idx for x, has_window in pairs if has_window and not x.sliding_window]
     if silent:

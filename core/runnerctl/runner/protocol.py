@@ -62,6 +62,9 @@ class LoadedModel:
         transforms: of plugins, that changed the model.
         dtype: of the weights and of what is computed: "float32"; "" if it is not known.
         pooling: of a model that pools; None for one that generates.
+        can_share_prefixes: what is computed of a prompt's beginning is right for every
+            request that begins so. Not where a request has recurrent state.
+        note: what the user should know of how the model is served, or "".
     """
 
     vocab_size: int
@@ -70,6 +73,8 @@ class LoadedModel:
     transforms: tuple[AppliedTransform, ...] = ()
     dtype: str = ""
     pooling: PoolingFacts | None = None
+    can_share_prefixes: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,14 @@ class KVCacheSpec:
         layers: one per attention layer, in order of execution.
         available_bytes: memory the runner would give to the cache by default.
         free_bytes: memory there is in all; more cannot be asked for. None if unknown.
+        state_bytes_per_request: what the runner keeps of each request beside the cache,
+            whatever its length, for `max_num_seqs` of them.
     """
 
     layers: tuple[AttentionLayerSpec, ...]
     available_bytes: int
     free_bytes: int | None = None
+    state_bytes_per_request: int = 0
 
     @property
     def bytes_per_token(self) -> int:

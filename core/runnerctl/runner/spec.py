@@ -12,6 +12,7 @@ CAPABILITIES: dict[str, str] = {
     "mla": "multi-head latent attention",
     "hybrid": "recurrent layers next to attention",
     "attention_free": "models without attention",
+    "unpaged": "attention that goes around the paged cache",
     "encoder_decoder": "an encoder with cross attention",
     "multimodal": "images, audio or video as input",
     "tp": "tensor parallelism (more than one rank)",

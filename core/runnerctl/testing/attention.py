@@ -28,6 +28,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "window": {"sliding_window": 5},
     "softcap": {"softcap": 0.7},
     "window-and-softcap": {"sliding_window": 8, "softcap": 2.0},
+    "sinks": {"has_sinks": True},
+    "window-and-sinks": {"sliding_window": 5, "has_sinks": True},
 }
 MIXES = ("decode", "prefill", "chunks", "mixed")
 # far from head_size ** -0.5 for every head size tested, so that it cannot be taken for granted
@@ -169,6 +171,7 @@ class AttentionBackendConformance:
             _layer((4, 4), 24, 12),
             _layer((4, 2), 64, softcap=1.0),
             _layer((4, 2), 64, sliding_window=7),
+            _layer((4, 2), 64, has_sinks=True),
         ]
         for layer in odd:
             for dtype in (*self.dtypes, torch.float64):
@@ -231,8 +234,12 @@ def _layer(
     head_size: int,
     head_size_v: int | None = None,
     scale: float = SCALE,
+    *,
+    has_sinks: bool = False,
     **extra: Any,
 ) -> AttentionLayer:
+    if has_sinks:  # another for each head, from next to nothing to most of the weight
+        extra["sinks"] = torch.linspace(-2.0, 4.0, heads[0], device=default_device())
     return AttentionLayer(0, *heads, head_size, head_size_v or head_size, scale, **extra)
 
 
@@ -276,6 +283,7 @@ def _make_step(
             scale=layer.scale,
             sliding_window=layer.sliding_window,
             softcap=layer.softcap,
+            sinks=layer.sinks,
         )
         parts.append((query, keys[-new:], values[-new:], slots[-new:], truth))
     query, key, value, slot_mapping, expected = (torch.cat(c) for c in zip(*parts, strict=True))

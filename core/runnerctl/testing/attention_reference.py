@@ -15,13 +15,14 @@ def reference_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     Args:
         query: [Q, H, D]; the last Q of the S tokens.
         keys, values: [S, Hkv, D], [S, Hkv, Dv].
-        scale, sliding_window, softcap: as in `AttentionLayer`.
+        scale, sliding_window, softcap, sinks: as in `AttentionLayer`.
 
     Returns:
         [Q, H, Dv], float64, on the CPU.
@@ -39,6 +40,9 @@ def reference_attention(
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             weights = torch.exp(scores - scores.max())
-            weights = weights / math.fsum(weights.tolist())
+            total = math.fsum(weights.tolist())
+            if sinks is not None:
+                total += math.exp(float(sinks[head]) - float(scores.max()))
+            weights = weights / total
             output[q, head] = weights @ values[first : position + 1, kv_head]
     return output

@@ -67,6 +67,18 @@ SERVED: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 16,
         "v_head_dim": 12,
     },
+    "granitemoe": {**_GQA, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {**_GQA, "num_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {**_GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "gpt_oss": {
+        **_GQA,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "layer_types": _ALTERNATING,
+    },
 }
 """Families whose attention goes through transformers' `AttentionInterface`."""
 
@@ -76,19 +88,115 @@ OF_CAPABILITY: dict[str, str] = {
     "mla": "deepseek_v2",
     "hybrid": "lfm2",
     "attention_free": "mamba",
+    "unpaged": "bloom",
 }
 """The family that shows a capability served."""
 
+_FOUR = {**_GQA, "num_hidden_layers": 4}
+_MAMBA = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "state_size": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_MAMBA2_LAYERS = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+_DELTA_NET = {
+    **_FOUR,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+
 RECURRENT: dict[str, dict[str, Any]] = {
     "lfm2": {**_GQA, "layer_types": ["conv", "full_attention", "conv"]},
-    "mamba": {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "state_size": 8,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
+    "lfm2_moe": {
+        **_FOUR,
+        **_EXPERTS,
+        "layer_types": ["conv", "full_attention"] * 2,
+        "num_experts": 4,
+        "num_dense_layers": 1,
+    },
+    "bamba": {**_FOUR, **_MAMBA2_LAYERS, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {
+        **_FOUR,
+        **_MAMBA2_LAYERS,
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64,
+    },
+    "falcon_h1": {**_FOUR, **_MAMBA2_LAYERS, "mamba_d_ssm": 128, "head_dim": 16},
+    "jamba": {
+        **_FOUR,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 8,
+        "use_mamba_kernels": False,
+    },
+    "qwen3_next": {
+        **_DELTA_NET,
+        **_EXPERTS,
+        "head_dim": 16,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_5_text": {**_DELTA_NET, "head_dim": 16},
+    "olmo_hybrid": {**_DELTA_NET, "linear_num_key_heads": 4},
+    "nemotron_h": {
+        **_FOUR,
+        "hybrid_override_pattern": "M*M-",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "head_dim": 16,
+    },
+    "zamba": {
+        **_FOUR,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "n_mamba_heads": 2,
+        "mamba_dt_rank": 4,
+        "attention_head_dim": 32,
+    },
+    "zamba2": {
+        **_FOUR,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+        "mamba_d_state": 16,
+        "mamba_ngroups": 1,
+        "mamba_headdim": 16,
+        "n_mamba_heads": 8,
+        "chunk_size": 8,
+        "num_mem_blocks": 1,
+        "use_shared_attention_adapter": False,
+        "adapter_rank": 8,
+    },
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": {
+        **_MAMBA,
+        "state_size": 16,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
     },
 }
 """Families with state that is not attention's."""
@@ -111,15 +219,48 @@ BYPASSING: dict[str, dict[str, Any]] = {
         "attention_types": [[["global", "local"], 1]],
         "window_size": 8,
     },
+    "llama4_text": {
+        **_FOUR,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "attention_chunk_size": 8,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 1,
+    },
+    "rwkv": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "attention_hidden_size": 64,
+        "intermediate_size": 128,
+        "context_length": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
 }
-"""Families that never call the interface, and must be refused."""
+"""Families that cannot be paged: most never ask the attention interface, llama4 keeps its
+chunks from it, rwkv has a cache of its own."""
+
+SELF_KEEPING: dict[str, dict[str, Any]] = {
+    "recurrent_gemma": {
+        **_FOUR,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "lru_width": 64,
+        "attention_window_size": 8,
+        "block_types": ["recurrent", "attention"],
+    },
+}
+"""Families that keep a request's past in the model itself, and cannot be served."""
 
 OTHER: dict[str, dict[str, Any]] = {
     "bert": {**_GATED, "tie_word_embeddings": True},
 }
 """Families that do not generate."""
 
-FAMILIES = {**SERVED, **RECURRENT, **BYPASSING, **OTHER}
+FAMILIES = {**SERVED, **RECURRENT, **BYPASSING, **SELF_KEEPING, **OTHER}
 
 # How far apart logits lie decides whether greedy decoding wanders or repeats one token.
 _INIT_STD = 0.5
@@ -137,13 +278,34 @@ def make_tiny_model(family: str, folder: Path, *, seed: int = 0, **overrides: An
     Returns:
         `folder`.
     """
-    import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
     factory = AutoModel if family in OTHER else AutoModelForCausalLM
+    return save_random_model(factory, config, folder, seed=seed)
+
+
+def save_random_model(
+    factory: Any, config: Any, folder: Path, *, seed: int = 0, spread: float = _INIT_STD
+) -> Path:
+    """Save a checkpoint of random float32 weights in `folder`, without a tokenizer.
+
+    Args:
+        factory: `AutoModelForCausalLM` or another class with `from_config`.
+        config: of transformers.
+        folder: made if it is not there.
+        seed: of the weights.
+        spread: their standard deviation, in matrices of 64 columns.
+
+    Returns:
+        `folder`.
+    """
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
-    model = factory.from_config(config, dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # for what is not drawn below
+        model = factory.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
@@ -153,7 +315,7 @@ def make_tiny_model(family: str, folder: Path, *, seed: int = 0, **overrides: An
             elif "embed" in name or "wte" in name or "wpe" in name:
                 parameter.copy_(noise)
             else:
-                parameter.copy_(_INIT_STD * noise * (64 / parameter.shape[-1]) ** 0.5)
+                parameter.copy_(spread * noise * (64 / parameter.shape[-1]) ** 0.5)
     model.save_pretrained(folder)
     return folder
 
@@ -177,6 +339,7 @@ def reference_generate(
             max_new_tokens=max_new_tokens,
             do_sample=False,
             eos_token_id=-1,
+            forced_eos_token_id=None,  # of checkpoints that end every answer with it
             pad_token_id=0,
             return_dict_in_generate=True,
             output_logits=True,

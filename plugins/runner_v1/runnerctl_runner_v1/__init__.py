@@ -14,7 +14,9 @@ def register_runners() -> list[RunnerSpec]:
         RunnerSpec(
             name="v1",
             factory="runnerctl_runner_v1.factory:make_runner",
-            capabilities=frozenset({"generate", "pooling", "moe", "mla"}),
+            capabilities=frozenset(
+                {"generate", "pooling", "moe", "mla", "hybrid", "attention_free", "unpaged"}
+            ),
             fallback=True,
         )
     ]

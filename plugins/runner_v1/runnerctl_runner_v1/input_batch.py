@@ -28,6 +28,8 @@ class RequestState:
         token_ids: every token known so far.
         block_ids: its KV blocks; stale while it is preempted.
         num_computed_tokens: as of the last plan that scheduled it.
+        num_run_tokens: how many the model has run. Fewer than were computed, as the scheduler
+            has it, where pieces of a prompt are kept for its last one.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class RequestState:
     token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
+    num_run_tokens: int
 
 
 class InputBatch:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from runnerctl.runner.memory import default_device
-from runnerctl.runner.paged_loading import load_paged_model
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.runner.step import FinishedStep, StepHandle, StepPlan, StepResult
 
 from .input_batch import InputBatch, RequestState
 from .inputs import prepare_inputs
+from .loading import load_serving
 from .sampling import prompt_logprobs, sample_tokens
 
 
@@ -25,28 +25,30 @@ class ModelRunnerV1:
 
     def load(self) -> LoadedModel:
         """See `ModelRunner.load`."""
-        self._loaded = load_paged_model(self._context, self._device, allow_compiled=False)
-        self._model, self._backend = self._loaded.model, self._loaded.backend
-        return self._loaded.facts
+        self._serving = load_serving(self._context, self._device)
+        return self._serving.facts
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """See `ModelRunner.kv_cache_spec`."""
-        return self._loaded.kv_cache_spec()
+        return self._serving.kv_cache_spec()
 
     def initialize_kv_cache(self, num_blocks: int, max_model_len: int) -> None:
         """See `ModelRunner.initialize_kv_cache`."""
-        block_size = self._config.cache.block_size
-        self._model.allocate_cache(self._backend, num_blocks, block_size)
-        self._batch = InputBatch(self._config.scheduler.max_num_seqs, max_model_len, block_size)
+        block_size, max_num_seqs = (
+            self._config.cache.block_size,
+            self._config.scheduler.max_num_seqs,
+        )
+        self._serving.allocate(num_blocks, max_num_seqs)
+        self._batch = InputBatch(max_num_seqs, max_model_len, block_size)
 
     def warm_up(self) -> None:
         """Nothing to warm up: V1 is eager, and the dry run at load touched every layer."""
 
     def shutdown(self) -> None:
         """See `ModelRunner.shutdown`."""
-        if hasattr(self, "_model"):
-            self._model.close()
-            del self._model, self._loaded
+        if hasattr(self, "_serving"):
+            self._serving.close()
+            del self._serving
         self._requests.clear()
 
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -62,14 +64,13 @@ class ModelRunnerV1:
         if not plan.num_scheduled_tokens:
             return StepResult(plan.step_id, {})
         batch, block_size = self._batch, self._config.cache.block_size
-        inputs = prepare_inputs(batch, plan, self._requests, block_size, self._device)
-        logits = self._model.forward(
-            inputs.input_ids,
-            inputs.positions,
-            inputs.logits_rows,
-            self._backend.prepare(inputs.attention),
-            inputs.attention.slot_mapping,
-        )
+        carries_chunks = self._serving.carries_chunks
+        inputs = prepare_inputs(batch, plan, self._requests, block_size, carries_chunks)
+        if not inputs.step.request_ids:
+            return StepResult(plan.step_id, {})
+        logits = self._serving.forward(inputs.step)
+        for request_id, length in zip(inputs.step.request_ids, inputs.step.seq_lens, strict=True):
+            self._requests[request_id].num_run_tokens = int(length)
         states = [self._requests[batch.request_ids[row]] for row in inputs.sampled_rows]
         num_prompt_rows = logits.shape[0] - len(states)
         tokens, logprobs = [], {}
@@ -90,6 +91,9 @@ class ModelRunnerV1:
         batch = self._batch
         for request_id in plan.finished_request_ids:
             self._requests.pop(request_id, None)
+            self._serving.forget(request_id)
+        for request_id in plan.preempted_request_ids:
+            self._serving.forget(request_id)
         for request_id in [r for r in batch.request_ids if r not in plan.num_scheduled_tokens]:
             batch.remove(request_id)
         for new in plan.new_requests:
@@ -103,6 +107,7 @@ class ModelRunnerV1:
                 token_ids=list(new.prefill_token_ids),
                 block_ids=list(new.block_ids),
                 num_computed_tokens=new.num_computed_tokens,
+                num_run_tokens=new.num_computed_tokens,
             )
             self._requests[new.request_id] = state
             batch.add(state)
@@ -111,6 +116,7 @@ class ModelRunnerV1:
             state.num_computed_tokens = cached.num_computed_tokens
             if cached.resumed:
                 state.block_ids = []
+                state.num_run_tokens = cached.num_computed_tokens
             state.block_ids += cached.new_block_ids
             if cached.request_id not in batch:
                 batch.add(state)

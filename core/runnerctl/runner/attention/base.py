@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import torch
@@ -80,6 +80,8 @@ class AttentionLayer:
         scale: what scores are multiplied by; models differ, never assume head_size ** -0.5.
         sliding_window: a token sees itself and the `sliding_window - 1` before it; None is all.
         softcap: scores become softcap * tanh(scores / softcap); None is off.
+        sinks: [num_heads]; the score of one more key per head, which takes its share of the
+            softmax and has no value (gpt-oss). None is off.
     """
 
     layer_idx: int
@@ -90,6 +92,7 @@ class AttentionLayer:
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,12 @@ def common_why_not(
         return f"it needs compute capability 8.0 or more, and this GPU has {dotted(capability)}"
     if dtype not in FLASH_DTYPES:
         return f"it computes in float16 and bfloat16, not in {dtype}".replace("torch.", "")
+    return _layer_why_not(layer)
+
+
+def _layer_why_not(layer: AttentionLayer) -> str | None:
+    if layer.sinks is not None:
+        return "it is called without attention sinks here"
     if layer.head_size_v != layer.head_size:
         return f"values of {layer.head_size_v} are not as wide as keys of {layer.head_size}"
     if layer.head_size % 8 or not 8 <= layer.head_size <= 256:

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from runnerctl.errors import ModelError
+from runnerctl.errors import CannotBePagedError
 from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
 from runnerctl.runner.attention.compiled import layer_handle, paged_attention
+from runnerctl.runner.attention.sdpa import attend
 
 ATTN_IMPLEMENTATION = "runnerctl_paged"
 
@@ -39,12 +40,12 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-_HONOURED = frozenset({"scaling", "sliding_window", "softcap", "is_causal"})
+_HONOURED = frozenset({"scaling", "sliding_window", "softcap", "is_causal", "s_aux"})
 
 
-def cannot_be_paged(why: str) -> ModelError:
+def cannot_be_paged(why: str) -> CannotBePagedError:
     """The refusal of an architecture whose answers would be wrong, with what to do instead."""
-    return ModelError(why, remedy="this architecture cannot be served yet; take another model")
+    return CannotBePagedError(why, remedy="take another model")
 
 
 class PagedAttention:
@@ -59,6 +60,7 @@ class PagedAttention:
         self._caches: dict[nn.Module, LayerKVCache] = {}
         self._observing = False
         self._rehearsing = False
+        self._unpaged = False
         self._backend: AttentionBackend[Any] | None = None
         self._metadata: Any = None
         for module in model.modules():
@@ -76,7 +78,7 @@ class PagedAttention:
         """Within this, calls compute nothing and are written down.
 
         Raises:
-            ModelError: an argument came that the paged path would not honour.
+            CannotBePagedError: an argument came that the paged path would not honour.
         """
         self._observing = True
         try:
@@ -92,6 +94,15 @@ class PagedAttention:
             yield
         finally:
             self._rehearsing = False
+
+    @contextmanager
+    def unpaged(self) -> Iterator[None]:
+        """Within this, queries attend to the keys and values they come with, of one request."""
+        self._unpaged = True
+        try:
+            yield
+        finally:
+            self._unpaged = False
 
     def bind(self, backend: AttentionBackend[Any], caches: list[LayerKVCache]) -> None:
         """Give each layer, in the order of `layers`, its cache."""
@@ -135,23 +146,36 @@ class PagedAttention:
 
         Args:
             module: the calling layer.
-            query: [1, num_heads, num_tokens, head_size].
-            key, value: [1, num_kv_heads, num_tokens, head_size (_v)].
+            query: [B, num_heads, S, head_size]; row after row these are the tokens of the
+                step: packed as one row, or one token of each request as B rows.
+            key, value: [B, num_kv_heads, S, head_size (_v)].
 
         Returns:
-            [1, num_tokens, num_heads, head_size_v].
+            [B, S, num_heads, head_size_v].
         """
         if self._rehearsing:
             return _zeros(query, value)
+        if self._unpaged:
+            return self._attend_unpaged(module, query, key, value)
         if self._backend is None or self._metadata is None:
             raise RuntimeError("a forward of a paged model outside of a step")
         metadata, slot_mapping = self._metadata
         cache = self._caches[module]
-        # [1, H, T, D] -> [T, H, D]
-        query, key, value = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
+        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        # [B, H, S, D] -> [B * S, H, D]
+        query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
         self._backend.write(cache, key, value, slot_mapping)
         layer = self._layers[module]
-        return self._backend.forward(query, key, value, cache, layer, metadata).unsqueeze(0)
+        output = self._backend.forward(query, key, value, cache, layer, metadata)
+        return output.view(shape)
+
+    def _attend_unpaged(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """As `attend`, over these keys and values alone; the queries are the last tokens."""
+        layer = self._layers[module]
+        q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+        return attend(q, k, v, layer).unsqueeze(0)
 
     def note(
         self,
@@ -190,6 +214,7 @@ class PagedAttention:
             scale=float(query.shape[3] ** -0.5 if scale is None else scale),
             sliding_window=arguments.get("sliding_window"),
             softcap=arguments.get("softcap"),
+            sinks=arguments.get("s_aux"),
         )
         module.__dict__["_paged_handle"] = layer_handle(module, self.attend)
         return _zeros(query, value)
@@ -207,8 +232,8 @@ def paged_attention_of(model: nn.Module) -> PagedAttention:
 
 
 def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """[1, num_tokens, num_heads, head_size_v]; in the shape of what `attend` returns."""
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+    """[B, S, num_heads, head_size_v]; in the shape of what `attend` returns."""
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
 def _attention_function(

@@ -1,8 +1,8 @@
 """Attention through PyTorch's `scaled_dot_product_attention`.
 
 Runs everywhere. On a CPU these are PyTorch's own flash kernels. Requests that decode go
-together, padded to the longest; the others one by one. Softcap has no place in those
-kernels, so layers that need it take an explicit path.
+together, padded to the longest; the others one by one. Softcap and sinks have no place in
+those kernels, so layers that need them take an explicit path.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class SdpaBackend(AttentionBackend[SdpaMetadata]):
                 keys, values = key[rows], value[rows]
             else:
                 keys, values = _gather(cache, request, layer.sliding_window)
-            output[rows] = _attend(query[rows], keys, values, layer)
+            output[rows] = attend(query[rows], keys, values, layer)
 
     def _group(self, batch: AttentionBatch, group: list[int], lengths: list[int]) -> SdpaDecodes:
         places = torch.tensor(group, device=batch.block_table.device)
@@ -214,8 +214,8 @@ def _decode(
     )
     # The heads that share a KV head see the same keys: the rows of one small matrix.
     query = query.view(num_reqs, layer.num_kv_heads, -1, layer.head_size)
-    if layer.softcap is not None:
-        out = _softcapped_attention(query, keys, values, layer, padded.mask)
+    if is_written_out(layer):
+        out = _written_out(query, keys, values, layer, padded.mask)
     else:
         out = scaled_dot_product_attention(query, keys, values, padded.mask, scale=layer.scale)
     return out.reshape(num_reqs, layer.num_heads, layer.head_size_v)
@@ -234,20 +234,29 @@ def _gather(
     return keys, values
 
 
-def _attend(
+def attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
 ) -> torch.Tensor:
-    """One request: query [Q, H, D] over keys and values [S, Hkv, D], aligned at the end."""
+    """One request, without a cache: causal, aligned at the end.
+
+    Args:
+        query: [num_queries, num_heads, head_size].
+        keys, values: [num_keys, num_kv_heads, head_size (_v)], contiguous in time.
+        layer: its constants.
+
+    Returns:
+        [num_queries, num_heads, head_size_v].
+    """
     num_queries, num_keys = query.shape[0], keys.shape[0]
     keys, values = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
     query = query.transpose(0, 1).unsqueeze(0)
     window = layer.sliding_window
     is_causal = num_queries == num_keys and (window is None or num_keys <= window)
     mask = None if is_causal else _mask(num_queries, num_keys, window, query.device)
-    if layer.softcap is not None:
+    if is_written_out(layer):
         if is_causal:
             mask = _mask(num_queries, num_keys, None, query.device)
-        out = _softcapped_attention(query, keys, values, layer, mask)
+        out = _written_out(query, keys, values, layer, mask)
     else:
         out = scaled_dot_product_attention(
             query, keys, values, mask, is_causal=is_causal, scale=layer.scale, enable_gqa=True
@@ -267,19 +276,36 @@ def _mask(
     return mask
 
 
-def _softcapped_attention(
+def is_written_out(layer: AttentionLayer) -> bool:
+    """True if PyTorch's kernels cannot compute this layer."""
+    return layer.softcap is not None or layer.sinks is not None
+
+
+def _written_out(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     layer: AttentionLayer,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention with capped scores, written out; softmax in float32."""
-    assert layer.softcap is not None
+    """Attention with capped scores or sinks; softmax in float32.
+
+    Args:
+        query: [num_reqs, num_heads, Q, head_size]; or, of one query per request, the heads
+            of a group in the place of queries: [num_reqs, num_kv_heads, group, head_size].
+        keys, values: [num_reqs, num_kv_heads, S, head size].
+        layer: its constants.
+        mask: True where a query may look; broadcasts to the scores.
+    """
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = (query @ keys.transpose(-1, -2)).float() * layer.scale
-    scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.softmax(scores, dim=-1).to(values.dtype) @ values
+    if layer.sinks is not None:
+        sinks = layer.sinks.float().view(1, query.shape[1], -1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : keys.shape[2]]
+    return weights.to(values.dtype) @ values

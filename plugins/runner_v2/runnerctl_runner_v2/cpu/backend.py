@@ -53,9 +53,11 @@ class CpuPagedBackend(AttentionBackend[CpuPagedMetadata]):
     def why_not(
         cls, layer: AttentionLayer, device: torch.device, dtype: torch.dtype, block_size: int
     ) -> str | None:
-        """Serves every layer in float32 and bfloat16 where its kernel can be built."""
+        """Serves layers without sinks in float32 and bfloat16 where its kernel can be built."""
         if device.type != "cpu":
             return f"it computes on a CPU, not on {device.type}"
+        if layer.sinks is not None:
+            return "its kernel has no attention sinks"
         if dtype not in (torch.float32, torch.bfloat16):
             return f"it has no kernel for {str(dtype).removeprefix('torch.')}"
         extension = load_extension()
