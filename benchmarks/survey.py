@@ -41,7 +41,7 @@ MAX_TOKENS = 16
 NEAR_TIE = 1e-4
 LEAST_VARIETY = 12
 ATTEMPTS = 4
-SECONDS_EACH = 60
+SECONDS_EACH = 240
 LARGEST = 20_000_000
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -79,6 +79,8 @@ def survey(model_type: str, architecture: str) -> Finding:
             try:
                 make_checkpoint(model_type, place, attempt)
                 references = reference(place)
+            except TimeoutError:
+                raise
             except Exception as error:
                 return found("not run", f"generate: {type(error).__name__}: {error}")
             variety = len({token for tokens, _ in references for token in tokens})
@@ -97,7 +99,9 @@ def run(folder: Path, references: list, found: Any) -> Finding:
         try:
             llm = LLM(folder, runner="v1", dtype="float32", **settings)
         except UserError as error:
-            return found("refused", error)
+            return found("refused", error.message)
+        except TimeoutError:
+            raise
         except Exception as error:
             return found("wrong", f"at load: {type(error).__name__}: {error}")
         with llm:
@@ -109,6 +113,8 @@ def run(folder: Path, references: list, found: Any) -> Finding:
                         return found("wrong", f"alone: {said}")
                 if said := difference(llm.generate(prompts(), greedy), references, folder):
                     return found("wrong", f"{way}: {said}")
+            except TimeoutError:
+                raise
             except Exception as error:
                 return found("wrong", f"{way}: {type(error).__name__}: {error}")
     return found("fallback" if note else "served", note)

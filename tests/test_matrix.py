@@ -187,7 +187,7 @@ def test_why_takes_rows_cells_and_architectures_and_groups_what_is_the_same():
     assert "default: v2 serves llama. runner_v2 votes for it" in shown
     assert "v1: v1 serves llama. You asked for it with --runner v1." in shown
     assert "the host forbids v1: it lacks" in " ".join(shown.split())
-    cell = run("--why", "JambaForCausalLM,DEFAULT", "--why", "mamba,v1").stdout
+    cell = run("--why", "JambaForCausalLM,DEFAULT", "--why", "mamba,v2").stdout
     assert "hybrid_exclusion discourages v2" in " ".join(cell.split())
     assert "it lacks attention_free" in " ".join(cell.split())
     assert "TP 2" not in cell
@@ -196,10 +196,10 @@ def test_why_takes_rows_cells_and_architectures_and_groups_what_is_the_same():
 
 
 def test_json_has_the_reasons_and_markdown_the_table():
-    (row,) = json.loads(run("jamba", "--format", "json", "--why", "jamba,v1").stdout)["rows"]
+    (row,) = json.loads(run("jamba", "--format", "json", "--why", "jamba,v2").stdout)["rows"]
     assert (row["kind"], row["architectures"]) == ("hybrid MoE", ["JambaForCausalLM"])
     (cell,) = row["cells"]
-    assert cell["column"] == "v1"
+    assert cell["column"] == "v2"
     assert "it lacks hybrid" in cell["problems"][0]["message"]
     lines = run("llama", "--format", "markdown").stdout.splitlines()
     assert lines[0] == "| model type | kind | default | v1 | v2 | TP 2 | PCP 2 |"

@@ -20,13 +20,15 @@ def why_not_paged(model_type: str, architecture: str) -> str:
     """Why an architecture cannot be given paged attention, or "" if it can or nothing is known.
 
     Args:
-        model_type, architecture: as in `config.json`.
+        model_type, architecture: as in `config.json`; "" where it does not say.
     """
     source = _modeling_source(model_type)
     if not source:
         return ""
     if _INTERFACE not in source:
         return f"transformers' code for {model_type} does not use its attention interface"
+    if not architecture:
+        return ""
     # from its head to the next class
     own = re.search(rf"^class {re.escape(architecture)}\b.*?(?=^class |\Z)", source, re.M | re.S)
     if own and _POSITIONS not in own.group():
