@@ -113,6 +113,7 @@ def test_classes_are_those_of_a_plain_forward(models, model_type):
         forwards = watch_forwards(llm)
         together = llm.classify(PROMPTS)
     assert len(forwards) < len(PROMPTS)
+    assert max(len({len(text) for text in texts}) for texts in forwards) > 1  # something is padded
     for prompt, one, output in zip(PROMPTS, alone, together, strict=True):
         expected = reference_scores(folder, prompt).softmax(-1)
         assert_close(one, expected)
@@ -682,6 +683,26 @@ def test_a_step_that_fails_ends_all_texts_and_leaves_nothing_behind(models):
         for one, other in zip(embeddings(llm), expected, strict=True):
             assert_close(one, other)
         assert llm.embed([]) == []
+
+
+def test_an_interrupt_between_steps_leaves_nothing_behind(models):
+    with LLM(models("bert"), max_num_seqs=1) as llm:
+        count_end, calls = llm._pooling._count_end, []
+
+        def interrupted(*arguments):
+            calls.append(arguments)
+            count_end(*arguments)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        llm._pooling._count_end = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            embeddings(llm)
+        assert not llm._engine.has_unfinished_requests
+        plans = watch_steps(llm)
+        assert len(embeddings(llm, PROMPTS[:1])) == 1
+        assert [len(plan.new_requests) for plan in plans] == [1]
+        assert llm.stats().num_aborted == len(PROMPTS) - 2
 
 
 def test_the_journal_has_a_line_for_each_text(models, tmp_path):

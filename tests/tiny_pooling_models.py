@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 VOCAB_SIZE = 200
 _SIZES = {
@@ -73,6 +74,7 @@ EMBEDDING = {
         True,
     ),
 }
+EMBEDDING = {name: of for name, of in EMBEDDING.items() if name in CONFIG_MAPPING_NAMES}
 CLASSIFIERS = {
     "bert": _SIZES,
     "roberta": _ROBERTA,
@@ -147,7 +149,9 @@ def add_tokenizer(folder, *, words=WORDS, longest=10**30):
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    config = {"tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "model_max_length": longest}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    config["model_max_length"] = longest
+    config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_json(folder / "tokenizer_config.json", config | special)
     return folder
 
