@@ -63,6 +63,7 @@ EMBEDDING = {
     "qwen3": ({**_LLAMA, "head_dim": 8}, True),
     "mistral": ({**_LLAMA, "sliding_window": 8}, True),
     "llama": (_LLAMA, True),
+    "lfm2": ({**_LLAMA, "layer_types": ["conv", "full_attention"]}, True),
     "qwen3_moe": (
         {
             **_LLAMA,
