@@ -217,6 +217,16 @@ def test_groups_keep_similar_lengths_together_and_every_text_once():
     assert groups([], "padded") == []
 
 
+def test_a_model_that_reads_no_tokens_is_refused(tmp_path):
+    """CANINE reads characters, and has no table of tokens."""
+    from transformers import CanineConfig, CanineModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    CanineModel(CanineConfig(**sizes, intermediate_size=64)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="CanineModel cannot be run on tokens alone"):
+        LLM(tmp_path)
+
+
 # How a model pools
 
 

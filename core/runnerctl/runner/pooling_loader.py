@@ -106,17 +106,18 @@ def load_pooling_model(context: WorkerContext, device: torch.device) -> LoadedPo
         method = _method(files, tried)
     if tried.together != "padded":
         method += f"; texts run {_TOGETHER[tried.together]}, as padding would change the results"
-    labels = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
+    labels: tuple[str, ...] = ()
+    if classifies:
+        labels = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
     pooling = PoolingFacts(
         task="classify" if classifies else "embed",
         method=method,
-        labels=labels if classifies else (),
+        labels=labels,
         limited_by=limited_by,
         is_guess=not classifies and not files.pooling,
     )
-    table = model.get_input_embeddings().weight.shape[0]
     facts = LoadedModel(
-        vocab_size=table,
+        vocab_size=tried.vocab_size,
         max_model_len=longest,
         transforms=transforms,
         dtype=str(dtype).removeprefix("torch."),

@@ -23,7 +23,6 @@ Together = Literal["padded", "equal lengths", "alone"]
 
 # How far results may be apart by rounding alone, relative to the largest number.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-_FAILURES = (ValueError, RuntimeError, IndexError, TypeError, NotImplementedError)
 
 
 class PoolingModel:
@@ -37,6 +36,7 @@ class PoolingModel:
         ModelError: it cannot be run on token ids alone.
 
     Attributes:
+        vocab_size: token ids are below this.
         together: which texts may share a forward.
         is_causal: no token sees those after it. Only known of a model that does not classify.
     """
@@ -46,21 +46,22 @@ class PoolingModel:
         self._classifies = classifies
         self.device = model.device
         pad = getattr(model.config.get_text_config(), "pad_token_id", None)
-        table = model.get_input_embeddings().weight.shape[0]
-        self._pad_token_id = pad if isinstance(pad, int) and 0 <= pad < table else 0
-        short = _some_tokens(5, table, self._pad_token_id)
         self.is_causal = False
         try:
+            self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+            # without one, or with one that is not there, anything that is masked does
+            self._pad_token_id = pad if isinstance(pad, int) and 0 <= pad < self.vocab_size else 0
+            short = _some_tokens(5, self.vocab_size, self._pad_token_id)
             alone, _ = self.forward([short])
             if not classifies:
                 other, _ = self.forward([[*short[:-1], short[0]]])
                 self.is_causal = _are_close(alone[0, 0], other[0, 0])
-        except (*_FAILURES, AttributeError) as error:
+        except Exception as error:  # what a model needs besides shows in ways of its own
             raise ModelError(
                 f"{type(model).__name__} cannot be run on tokens alone: {error}",
                 remedy="this architecture cannot be served",
             ) from error
-        self.together = self._try_together(alone, short, table)
+        self.together = self._try_together(alone, short)
 
     def forward(
         self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None
@@ -93,9 +94,9 @@ class PoolingModel:
         padded = [[*row, *[filler] * (longest - len(row))] for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.device)
 
-    def _try_together(self, alone: torch.Tensor, short: list[int], table: int) -> Together:
+    def _try_together(self, alone: torch.Tensor, short: list[int]) -> Together:
         """Compare a text beside others with itself alone."""
-        longer = _some_tokens(9, table, self._pad_token_id)[::-1]
+        longer = _some_tokens(9, self.vocab_size, self._pad_token_id)[::-1]
         # BigBird goes over to blocks where rows are long, which a trial of few tokens cannot see.
         is_by_blocks = getattr(self._model.config, "attention_type", "") == "block_sparse"
         if not is_by_blocks and self._is_same(lambda: self.forward([longer, short])[0][1:], alone):
@@ -107,7 +108,7 @@ class PoolingModel:
     def _is_same(self, run: Callable[[], torch.Tensor], alone: torch.Tensor) -> bool:
         try:
             beside = run()
-        except _FAILURES:
+        except Exception:  # as above
             return False
         if not self._classifies:
             beside = beside[:, : alone.shape[1]]
