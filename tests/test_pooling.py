@@ -608,12 +608,29 @@ def test_the_tokenizer_s_length_counts_where_nothing_else_says_one(bert):
         llm.embed(make_prompts([31]))
 
 
+# What a decision says
+
+
+def test_settings_of_the_cache_and_its_attention_have_no_part_and_a_note_says_so(models):
+    decision = decide(models("bert"), attention_backend="sdpa", num_gpu_blocks_override=1)
+    assert decision.runner == "v1"
+    assert decision.attention == ()
+    notes = {note.setting for note in decision.problems if "no part in pooling" in note.message}
+    assert notes == {"attention_backend=", "num_gpu_blocks_override="}
+    with LLM(models("bert"), num_gpu_blocks_override=1) as llm:
+        assert len(llm.embed(PROMPTS)) == len(PROMPTS)
+    assert not [note for note in decide(models("bert")).problems if "part" in note.message]
+    assert decide({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}).attention
+
+
 # Wrong calls
 
 
 def test_calls_of_the_wrong_kind_say_what_to_call(models, tmp_path):
     with LLM(models("bert")) as llm:
-        for wrong in (llm.generate, llm.check, lambda p: next(llm.stream(p))):
+        chat = [{"role": "user", "content": "hi"}]
+        calls = (llm.generate, llm.check, lambda p: next(llm.stream(p)), lambda _: llm.chat(chat))
+        for wrong in calls:
             with pytest.raises(UserError, match=r"does not generate text[^$]*call LLM.embed"):
                 wrong([PROMPTS[0]])
         with pytest.raises(UserError, match=r"no labels\n  call LLM.embed"):

@@ -31,6 +31,8 @@ def decide_config(
     strict = config.plugins.strict_plugins
     found = [*problems, *host.problems]
     needs = needs_of(config)
+    # a pooling model has no KV cache that a backend would read
+    pools = config.facts is not None and config.facts.runner_type == "pooling"
     decision = Decision(
         runner=None,
         explicit=_explicit(config),
@@ -38,7 +40,7 @@ def decide_config(
         needs=needs,
         capabilities={name: tuple(sorted(s.capabilities)) for name, s in host.runners.items()},
         plugins=host.records,
-        attention=attention_outlook(config, host.attention_backends),
+        attention=() if pools else attention_outlook(config, host.attention_backends),
     )
     if config.facts is None:
         if not any(problem.severity == "error" for problem in found):

@@ -130,7 +130,8 @@ class Decision:
         needs: the capabilities this configuration needs.
         capabilities: what each registered runner offers, by runner name.
         plugins: every plugin that was found, in name order.
-        attention: the attention backends, in the order in which a worker tries them.
+        attention: the attention backends, in the order in which a worker tries them; none for
+            a pooling model.
     """
 
     runner: str | None

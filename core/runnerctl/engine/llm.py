@@ -219,6 +219,7 @@ class LLM(Pools):
         Raises:
             PromptError: the model has no chat template.
         """
+        self._generating_engine()
         token_ids = self.chat_prompt(messages)
         if token_ids is None:
             raise PromptError(
@@ -255,6 +256,15 @@ class LLM(Pools):
             raise UserError("this LLM was closed", remedy="make a new one")
         return self._engine
 
+    def _generating_engine(self) -> Engine:
+        engine = self._running_engine()
+        if engine.model.pooling is not None:
+            raise UserError(
+                "this model does not generate text: it is a pooling model",
+                remedy=f"call LLM.{engine.model.pooling.task}",
+            )
+        return engine
+
     def _count_pooled(self, entry: LiveRequest, error: BaseException | None) -> None:
         self._count_end(self._running_engine(), entry, error)
 
@@ -277,12 +287,7 @@ class LLM(Pools):
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[tuple[Prompt, SamplingParams]]:
-        engine = self._running_engine()
-        if engine.model.pooling is not None:
-            raise UserError(
-                "this model does not generate text: it is a pooling model",
-                remedy=f"call LLM.{engine.model.pooling.task}",
-            )
+        engine = self._generating_engine()
         checked = as_prompts(
             prompts,
             self._tokenizer,

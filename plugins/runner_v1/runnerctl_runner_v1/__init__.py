@@ -22,6 +22,16 @@ def register_runners() -> list[RunnerSpec]:
     ]
 
 
+# What a text that is read once, whole, has no use for.
+_NOT_FOR_POOLING = (
+    "attention_backend",
+    "block_size",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+)
+
+
 @hookimpl
 def validate_config(config: EngineConfig, decision: Decision) -> Iterator[Problem]:
     """Say what V1 makes nothing of."""
@@ -29,3 +39,10 @@ def validate_config(config: EngineConfig, decision: Decision) -> Iterator[Proble
         where = config.where("enforce_eager")
         text = f"v1 itself is always eager; {where} only keeps plugins from compiling the model"
         yield Problem("note", text, setting=where)
+    facts = decision.facts
+    if decision.runner == "v1" and facts is not None and facts.runner_type == "pooling":
+        for name in _NOT_FOR_POOLING:
+            origin = config.origin(name)
+            if origin.source != "default":
+                text = "has no part in pooling models, which v1 runs without a cache"
+                yield Problem("note", f"{origin.setting} {text}", setting=origin.setting)
