@@ -188,6 +188,7 @@ def test_state_that_is_lost_is_found_out_and_the_model_served_another_way(
     with caplog.at_level(logging.WARNING), LLM(lfm2, dtype="float32") as llm:
         assert isinstance(serving_of(llm), OwnCacheServing)
         assert "does not go on rightly from its recurrent state" in llm.stats().note
+        assert llm.stats().dtype == "float32"
         assert "does not go on rightly" in caplog.text
         [output] = llm.generate([5, 6, 7], GREEDY)
     assert list(output.outputs[0].token_ids) == reference_generate(lfm2, [5, 6, 7], 8)[0]

@@ -63,6 +63,7 @@ def _on_own_cache(context: WorkerContext, device: torch.device, reason: str) -> 
             vocab_size=int(text_config.vocab_size),
             max_model_len=context_length(text_config),
             attention_backend="transformers",
+            dtype=str(dtype).removeprefix("torch."),
             can_share_prefixes=False,
             note=f"each request runs by itself on transformers' own cache: {reason}",
         ),
