@@ -8,6 +8,7 @@ from runnerctl.runner.attention.base import AttentionBatch
 from runnerctl.runner.step import StepPlan
 from runnerctl_runner_v1.input_batch import InputBatch, RequestState
 from runnerctl_runner_v1.inputs import prepare_inputs
+from runnerctl_runner_v1.packed import attention_batch
 
 BLOCK_SIZE = 4
 
@@ -25,11 +26,13 @@ def v1_batch(block_ids):
             token_ids=list(range(tokens)),
             block_ids=block_ids[name],
             num_computed_tokens=computed,
+            num_run_tokens=computed,
         )
         states[name] = state
         batch.add(state)
     plan = StepPlan(step_id=1, num_scheduled_tokens={"a": 3, "b": 1})
-    return prepare_inputs(batch, plan, states, BLOCK_SIZE, torch.device("cpu")).attention
+    inputs = prepare_inputs(batch, plan, states, BLOCK_SIZE, carries_chunks=True)
+    return attention_batch(inputs.step, torch.device("cpu"))
 
 
 def test_v1_describes_its_step_to_the_backend():

@@ -61,7 +61,7 @@ class CountsStepsItself(ChangesResults):
 
 class PadsIntoBlockZero(ChangesResults):
     def change(self, plan, result):
-        for cache in self._model._attention._caches.values():
+        for cache in self._serving._loaded.model._attention._caches.values():
             cache.key[0].zero_()
         return result
 
