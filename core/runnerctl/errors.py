@@ -55,3 +55,15 @@ class PromptError(UserError):
 
 class PluginError(UserError):
     """A plugin that cannot be loaded, under `--strict-plugins` or in a worker."""
+
+
+class WorkerError(Exception):
+    """A rank that failed, ended or says nothing; the engine it belonged to is of no more use.
+
+    `rank` is the first one at fault, and `details` its traceback or what is known of its end.
+    """
+
+    def __init__(self, message: str, *, rank: int, details: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.details = details

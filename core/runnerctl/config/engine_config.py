@@ -21,6 +21,7 @@ OptionsT = TypeVar("OptionsT", bound=BaseModel)
 PositiveInt = Annotated[int, Field(gt=0)]
 Source = Literal["command line", "python", "file", "environment", "default"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+ExecutorName = Literal["auto", "uni", "mp", "ray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,16 @@ class ParallelSection(Section):
     )
     prefill_context_parallel_size: PositiveInt = Field(
         1, description="Ranks that share the tokens of each prefill."
+    )
+    distributed_executor_backend: ExecutorName = Field(
+        "auto",
+        description="What runs the ranks. uni: this process; mp: processes of this machine; ray: "
+        "a Ray cluster, or a local one if there is none. auto: uni for one rank, else mp.",
+    )
+    worker_timeout: PositiveInt = Field(
+        60,
+        description="Seconds without a sign of life from a rank, or of ranks waiting for another "
+        "one, after which all are given up.",
     )
 
 

@@ -16,7 +16,8 @@ from runnerctl.engine.request import Request
 from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.scheduler import Scheduler
 from runnerctl.engine.stats import EngineStats
-from runnerctl.executor.uniproc import UniprocExecutor
+from runnerctl.executor.base import make_executor
+from runnerctl.parallel import PIPELINE_SIZE
 from runnerctl.runner.protocol import WorkerContext
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import StepHandle
@@ -43,12 +44,13 @@ class Engine:
         config = context.config
         self._eos_token_ids = eos_token_ids
         self.counts = EngineStats()
-        self._concurrent_batches = spec.concurrent_batches
+        # one in each stage, and those that a runner takes before they have begun
+        self._concurrent_batches = PIPELINE_SIZE + spec.concurrent_batches - 1
         # of the scheduler's steps in flight, oldest first
         self._handles: deque[StepHandle] = deque()
         # time up to here is in the counts
         self._counted_until = 0.0
-        self._executor = UniprocExecutor(spec, context)
+        self._executor = make_executor(spec, context)
         try:
             self.model, kv_cache_spec = self._executor.load()
             self.cache_size = (

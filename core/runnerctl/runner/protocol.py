@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from runnerctl.config import EngineConfig
 from runnerctl.decision import Decision
+from runnerctl.parallel import Place
 from runnerctl.runner.step import StepHandle, StepPlan
 
 if TYPE_CHECKING:
     from runnerctl.plugins import PluginHost
+    from runnerctl.runner.rank_groups import RankGroups
     from runnerctl.runner.transforms import AppliedTransform
 
 
@@ -24,12 +26,16 @@ class WorkerContext:
         decision: the one decision made at start.
         model_path: a local folder with `config.json` and safetensors weights.
         plugins: the plugins of this process: their attention backends and transforms.
+        place: of this rank among all.
+        groups: the process groups that this rank belongs to; None if it is the only one.
     """
 
     config: EngineConfig
     decision: Decision
     model_path: Path
     plugins: PluginHost
+    place: Place = field(default_factory=Place)
+    groups: RankGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)

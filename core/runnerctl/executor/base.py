@@ -1,0 +1,70 @@
+"""What an engine may ask of the ranks that run its model, wherever they are."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+from runnerctl.errors import PluginError
+from runnerctl.parallel import ParallelLayout
+
+if TYPE_CHECKING:
+    from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, ModelRunner, WorkerContext
+    from runnerctl.runner.spec import RunnerSpec
+    from runnerctl.runner.step import StepHandle, StepPlan
+
+
+class Executor(Protocol):
+    """The way to one runner, or to one per rank. Methods are called in this order."""
+
+    def load(self) -> tuple[LoadedModel, KVCacheSpec]:
+        """Load the model; returns what it is, and the cache that each rank needs."""
+        ...
+
+    def start(self, num_blocks: int, max_model_len: int) -> None:
+        """Allocate the cache on every rank and warm up."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """Submit a step to every rank; never raises, errors come from the handle."""
+        ...
+
+    def shutdown(self) -> None:
+        """Free what the ranks hold, and end them. Also called after a start that failed."""
+        ...
+
+
+def make_executor(spec: RunnerSpec, context: WorkerContext) -> Executor:
+    """The executor that the configuration asks for. Nothing is loaded yet.
+
+    Raises:
+        UserError: there are fewer devices here than ranks, or what runs them is not installed.
+        PluginError: the factory of the runner cannot be imported.
+    """
+    layout = ParallelLayout.of(context.config)
+    if layout.executor == "uni":
+        from runnerctl.executor.uniproc import UniprocExecutor
+
+        return UniprocExecutor(spec, context)
+    from runnerctl.executor.group import GroupExecutor
+    from runnerctl.executor.multiproc import ProcessRanks
+
+    return GroupExecutor(ProcessRanks(spec, context, layout))
+
+
+def make_runner(spec: RunnerSpec, context: WorkerContext) -> ModelRunner:
+    """The runner of this process.
+
+    Raises:
+        PluginError: the factory that its plugin named cannot be imported.
+    """
+    module, _, attribute = spec.factory.partition(":")
+    try:
+        factory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(
+            f"runner {spec.name!r} cannot be made: {spec.factory} does not import ({error})",
+            remedy="install what it needs (runnerctl[engine]) or choose another --runner",
+        ) from error
+    runner: ModelRunner = factory(context)
+    return runner
