@@ -20,12 +20,20 @@ if TYPE_CHECKING:
     )
     from runnerctl.engine.pooling_params import PoolingParams
     from runnerctl.engine.sampling_params import SamplingParams
-    from runnerctl.errors import ConfigError, ModelError, PluginError, PromptError, UserError
+    from runnerctl.errors import (
+        ConfigError,
+        ModelError,
+        PluginError,
+        PromptError,
+        UserError,
+        WorkerError,
+    )
     from runnerctl.hookspecs import hookimpl
     from runnerctl.plugins import PluginHost
     from runnerctl.problems import Problem
     from runnerctl.resolve import decide
     from runnerctl.runner.attention.spec import AttentionBackendSpec
+    from runnerctl.runner.batch_transform import BatchTransformSpec
     from runnerctl.runner.spec import RunnerSpec
     from runnerctl.runner.transforms import ModelTransform
 
@@ -35,6 +43,7 @@ _HOME = {
     "AttentionBackendSpec": "runnerctl.runner.attention.spec",
     "BUILTIN": "runnerctl.ballots",
     "Ballot": "runnerctl.ballots",
+    "BatchTransformSpec": "runnerctl.runner.batch_transform",
     "ClassificationOutput": "runnerctl.engine.outputs",
     "CompletionOutput": "runnerctl.engine.outputs",
     "ConfigError": "runnerctl.errors",
@@ -60,6 +69,7 @@ _HOME = {
     "StreamDelta": "runnerctl.engine.outputs",
     "UserError": "runnerctl.errors",
     "Vote": "runnerctl.ballots",
+    "WorkerError": "runnerctl.errors",
     "decide": "runnerctl.resolve",
     "hookimpl": "runnerctl.hookspecs",
 }
@@ -69,6 +79,7 @@ __all__ = [
     "LLM",
     "AttentionBackendSpec",
     "Ballot",
+    "BatchTransformSpec",
     "ClassificationOutput",
     "CompletionOutput",
     "ConfigError",
@@ -93,6 +104,7 @@ __all__ = [
     "StreamDelta",
     "UserError",
     "Vote",
+    "WorkerError",
     "__version__",
     "decide",
     "hookimpl",

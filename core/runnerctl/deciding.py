@@ -8,6 +8,7 @@ from dataclasses import replace
 from runnerctl.config import EngineConfig
 from runnerctl.decision import Decision, ExplicitChoice
 from runnerctl.needs import capability_forbids, needs_of
+from runnerctl.parallel import ParallelLayout
 from runnerctl.plugins import PluginHost
 from runnerctl.problems import Problem
 from runnerctl.runner.attention.outlook import attention_outlook
@@ -41,6 +42,7 @@ def decide_config(
         capabilities={name: tuple(sorted(s.capabilities)) for name, s in host.runners.items()},
         plugins=host.records,
         attention=() if pools else attention_outlook(config, host.attention_backends),
+        parallel=ParallelLayout.of(config),
     )
     if config.facts is None:
         if not any(problem.severity == "error" for problem in found):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from runnerctl.ballots import BallotKind
 from runnerctl.config.facts import ModelFacts
+from runnerctl.parallel import ParallelLayout
 from runnerctl.problems import Problem
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Decision:
         plugins: every plugin that was found, in name order.
         attention: the attention backends, in the order in which a worker tries them; none for
             a pooling model.
+        parallel: the ranks that share the work, and what runs them.
     """
 
     runner: str | None
@@ -143,6 +145,7 @@ class Decision:
     capabilities: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     plugins: tuple[PluginRecord, ...] = ()
     attention: tuple[AttentionOutlook, ...] = ()
+    parallel: ParallelLayout = field(default_factory=ParallelLayout)
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -67,3 +67,5 @@ class WorkerError(Exception):
         super().__init__(message)
         self.rank = rank
         self.details = details
+        if details:
+            self.add_note(details)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from runnerctl.decision import Decision
     from runnerctl.problems import Problem
     from runnerctl.runner.attention.spec import AttentionBackendSpec
+    from runnerctl.runner.batch_transform import BatchTransformSpec
     from runnerctl.runner.spec import RunnerSpec
     from runnerctl.runner.transforms import ModelTransform
 
@@ -78,6 +79,25 @@ def register_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ig
         @hookimpl
         def register_attention_backends():
             return [AttentionBackendSpec("mine", "my_package.attention:MyBackend")]
+    """
+
+
+@hookspec
+def register_batch_transforms() -> Iterable[BatchTransformSpec]:  # type: ignore[empty-body]
+    """Name the batch transforms of this plugin: ways to share a step among ranks.
+
+    Called once per host, right after all plugins are loaded, in the process that
+    decides and again in each worker; must give the same answer in each.
+
+    Returns:
+        `BatchTransformSpec`s; an empty list if there are none here. The feature of each is
+        counted among the capabilities of the runners that it fits. A feature that another
+        plugin gives to the same runner is an error that names both.
+
+    Example:
+        @hookimpl
+        def register_batch_transforms():
+            return [BatchTransformSpec("mine", "pcp", {"v9"}, "my_package.split:MySplit")]
     """
 
 

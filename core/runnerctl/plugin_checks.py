@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from runnerctl import __version__
 from runnerctl.hookspecs import PROJECT
 from runnerctl.runner.attention.spec import AttentionBackendSpec
+from runnerctl.runner.batch_transform import BatchTransformSpec
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.suggest import did_you_mean
 
@@ -171,6 +172,25 @@ def backend_specs(
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise PluginFaultError(f"{hook} names a backend twice: {', '.join(names)}")
+    return tuple(specs)
+
+
+def transform_specs(
+    implementations: Iterable[Implementation],
+) -> tuple[BatchTransformSpec, ...]:
+    """Ask a plugin for its batch transforms.
+
+    Raises:
+        PluginFaultError: it raised, returned something else, or gave a feature twice.
+    """
+    hook = "register_batch_transforms"
+    specs: list[BatchTransformSpec] = []
+    for implementation in implementations:
+        with _blaming(hook):
+            collect(implementation({}), (BatchTransformSpec,), specs, none_is_empty=False)
+    given = [(runner, spec.feature) for spec in specs for runner in spec.runners]
+    if len(set(given)) < len(given):
+        raise PluginFaultError(f"{hook} gives one feature to one runner twice")
     return tuple(specs)
 
 

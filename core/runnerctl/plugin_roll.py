@@ -13,6 +13,12 @@ from runnerctl.plugin_faults import called, load_fault
 from runnerctl.problems import Problem
 from runnerctl.runner.attention.registry import BUILTIN_BACKENDS, in_order
 from runnerctl.runner.attention.spec import AttentionBackendSpec, RegisteredBackend
+from runnerctl.runner.batch_transform import (
+    BatchTransformSpec,
+    RegisteredTransform,
+    feature_clash,
+    features,
+)
 from runnerctl.runner.spec import RunnerSpec
 
 if TYPE_CHECKING:
@@ -28,6 +34,7 @@ class LoadedPlugin:
     specs: tuple[RunnerSpec, ...] = ()
     backends: tuple[AttentionBackendSpec, ...] = ()
     options: type[BaseModel] | None = None
+    transforms: tuple[BatchTransformSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Roll:
     runners: Mapping[str, RunnerSpec]
     providers: Mapping[str, PluginRecord]
     attention_backends: Mapping[str, RegisteredBackend]
+    batch_transforms: tuple[RegisteredTransform, ...]
     options: Mapping[str, type[BaseModel]]
     implementations: Mapping[str, Sequence[tuple[PluginRecord, Implementation]]]
 
@@ -54,12 +62,15 @@ def settle(loaded: Sequence[LoadedPlugin], found: Sequence[Problem]) -> Roll:
     providers: dict[str, PluginRecord] = {}
     backends = {spec.name: RegisteredBackend(spec) for spec in BUILTIN_BACKENDS}
     owners: dict[str, PluginRecord | None] = dict.fromkeys(backends)
+    transforms: list[RegisteredTransform] = []
+    given: dict[tuple[str, str], str] = {}
     for plugin in sorted(loaded, key=_settling_order):
         record = plugin.record
         clash = (
             _taken("runner", (spec.name for spec in plugin.specs), providers)
             or _fallback_clash(plugin.specs, runners, providers)
             or _taken("attention backend", (one.name for one in plugin.backends), owners)
+            or feature_clash(plugin.transforms, given)
         )
         if record.status == "active" and clash:
             record = replace(record, status="failed", error=clash)
@@ -72,6 +83,9 @@ def settle(loaded: Sequence[LoadedPlugin], found: Sequence[Problem]) -> Roll:
             for one in plugin.backends:
                 backends[one.name] = RegisteredBackend(one, record.name)
                 owners[one.name] = record
+            for change in plugin.transforms:
+                transforms.append(RegisteredTransform(change, record.name))
+                given |= {(name, change.feature): called(record) for name in change.runners}
     active.sort(key=lambda plugin: plugin.record.name)
     asked: dict[str, list[tuple[PluginRecord, Implementation]]] = {}
     for plugin in active:
@@ -80,12 +94,18 @@ def settle(loaded: Sequence[LoadedPlugin], found: Sequence[Problem]) -> Roll:
     return Roll(
         records=tuple(sorted(records, key=lambda r: (r.name, r.distribution, r.version))),
         problems=tuple(sorted(problems, key=lambda p: (p.plugin or "", p.message))),
-        runners={name: runners[name] for name in sorted(runners)},
+        runners={name: _with_features(runners[name], transforms) for name in sorted(runners)},
         providers=providers,
         attention_backends=in_order(backends.values()),
+        batch_transforms=tuple(transforms),
         options={p.record.name: p.options for p in active if p.options is not None},
         implementations=asked,
     )
+
+
+def _with_features(spec: RunnerSpec, transforms: Sequence[RegisteredTransform]) -> RunnerSpec:
+    """The runner with what batch transforms let it do."""
+    return replace(spec, capabilities=spec.capabilities | features(spec.name, transforms))
 
 
 def _settling_order(plugin: LoadedPlugin) -> tuple[bool, str]:

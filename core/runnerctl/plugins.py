@@ -28,12 +28,14 @@ from runnerctl.plugin_checks import (
     new_manager,
     options_model,
     runner_specs,
+    transform_specs,
 )
 from runnerctl.plugin_discovery import Wishes, clashes, fold, installed
 from runnerctl.plugin_faults import called, hook_fault, load_fault
 from runnerctl.plugin_roll import LoadedPlugin, Roll, settle
 from runnerctl.problems import Problem
 from runnerctl.runner.attention.registry import Backends
+from runnerctl.runner.batch_transform import RegisteredTransform
 from runnerctl.runner.spec import RunnerSpec
 
 if TYPE_CHECKING:
@@ -141,13 +143,18 @@ class PluginHost:
 
     @property
     def runners(self) -> Mapping[str, RunnerSpec]:
-        """The runners that active plugins provide, by name."""
+        """The runners that active plugins provide, by name, with what other plugins add."""
         return self._settled().runners
 
     @property
     def attention_backends(self) -> Backends:
         """The attention backends there are, core's own included, in the order of preference."""
         return self._settled().attention_backends
+
+    @property
+    def batch_transforms(self) -> tuple[RegisteredTransform, ...]:
+        """The ways of active plugins to share a step among ranks."""
+        return self._settled().batch_transforms
 
     @property
     def timings(self) -> dict[str, dict[str, float]]:
@@ -277,12 +284,13 @@ class PluginHost:
             specs = self._timed(record, "register_runners", runner_specs, found)
             backends = self._timed(record, "register_attention_backends", backend_specs, found)
             options = self._timed(record, "register_options", options_model, found)
+            transforms = self._timed(record, "register_batch_transforms", transform_specs, found)
         except GUARDED as error:
             logger.debug("loading %s", called(record), exc_info=error)
             self._fail(record, explain(error))
             return
         self._roll = None
-        self._loaded.append(LoadedPlugin(record, found, specs, backends, options))
+        self._loaded.append(LoadedPlugin(record, found, specs, backends, options, transforms))
 
     def _timed(
         self,

@@ -66,6 +66,7 @@ def environment(settings: dict[str, Any], config_file: Path | None) -> dict[str,
         "cpu": probes.cpu(),
         "memory": probes.ask(probes.memory),
         "gpus": probes.ask(probes.gpus),
+        "ranks": probes.ask(probes.ranks) if has_torch else needs_torch,
         "dtype": probes.ask(probes.dtype) if has_torch else needs_torch,
         "attention": probes.ask(attention) if has_torch else needs_torch,
         "cache_dir": probes.ask(lambda: str(cache_dir())),
@@ -105,6 +106,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
         found["gpus"],
         lambda g: f"{g['name']}, {_gib(g['memory'])}, compute capability {g['compute_capability']}",
     )
+    rows.append(("ranks", *_ranks(found["ranks"])))
     dtype = found["dtype"]
     text = (
         "" if "error" in dtype else f"{dtype['auto']} for a bfloat16 checkpoint: {dtype['reason']}"
@@ -146,6 +148,19 @@ def _memory(found: dict[str, Any]) -> tuple[str, bool]:
         return _plain(found)
     text = f"{_gib(found['total'])}, {_gib(found['available'])} available"
     return text + (f", limited to {_gib(found['limit'])}" if "limit" in found else ""), False
+
+
+def _ranks(found: dict[str, Any]) -> tuple[str, bool]:
+    """How many ranks one engine can have here, and over what."""
+    if "error" in found:
+        return _plain(found)
+    if found["exchange"] is None:
+        return "this build of torch has no process groups: one rank only", False
+    room, device = found["room"], found["device"]
+    text = f"one per {device}, {room} here ({found['exchange']})"
+    if device != "GPU":
+        text += "; more share them"
+    return f"{text}; ray {found['ray'] or 'is not installed'}", False
 
 
 def _gib(count: int) -> str:

@@ -155,6 +155,24 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
+def ranks() -> dict[str, Any]:
+    """What ranks of one engine would share here, and how they would talk.
+
+    `device` is what each rank computes on, `room` how many of those there are, `exchange` the
+    library that tensors go through, and `ray` the version of Ray, or None.
+    """
+    distributed: Any = import_module("torch.distributed")
+    found = gpus()
+    on_gpus = bool(found) and distributed.is_nccl_available()
+    ray = package("ray")
+    return {
+        "device": "GPU" if on_gpus else "CPU core",
+        "room": len(found) if on_gpus else usable_cores(),
+        "exchange": "nccl" if on_gpus else "gloo" if distributed.is_gloo_available() else None,
+        "ray": ray and ray["version"],
+    }
+
+
 def _gpus_by_driver() -> list[dict[str, Any]]:
     program = shutil.which("nvidia-smi")
     if program is None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from runnerctl.errors import UserError
+from runnerctl.errors import UserError, WorkerError
 
 FINE = 0
 OUR_FAULT = 1
@@ -46,15 +46,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as exc:
             if traceback:
                 raise
-            if _is_full(exc):
-                _drop_stdout()
-                _fail(f"error: the output cannot be written: {exc}", USERS_FAULT)
-            _fail(
-                f"internal error: {type(exc).__name__}: {exc}\n"
-                "  This is a fault of runnerctl or of a plugin. "
-                "The same command with --traceback shows where.",
-                OUR_FAULT,
-            )
+            _fail(*_told(exc))
 
     flag = inspect.Parameter(
         "traceback",
@@ -80,6 +72,22 @@ def with_parameters(
 def stdout_is_unicode() -> bool:
     """Whether stdout carries every character; where not, JSON has to be escaped."""
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
+def _told(exc: Exception) -> tuple[str, int]:
+    """What is said of an error that is not the user's mistake, and the exit code."""
+    if _is_full(exc):
+        _drop_stdout()
+        return f"error: the output cannot be written: {exc}", USERS_FAULT
+    if isinstance(exc, WorkerError):
+        hint = "\n  The same command with --traceback shows what is known." if exc.details else ""
+        return f"error: {exc}{hint}", OUR_FAULT
+    said = (
+        f"internal error: {type(exc).__name__}: {exc}\n"
+        "  This is a fault of runnerctl or of a plugin. "
+        "The same command with --traceback shows where."
+    )
+    return said, OUR_FAULT
 
 
 def _fail(message: str, code: int) -> NoReturn:

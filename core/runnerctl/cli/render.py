@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runnerctl.decision import AttentionOutlook, CountedBallot, Decision, PluginRecord
+from runnerctl.parallel import ParallelLayout
 from runnerctl.problems import Problem
 from runnerctl.selection_messages import VERB, says
 
@@ -26,6 +27,11 @@ _STYLE = {
     "active": "green",
     "blocked": "dim",
     "failed": "bold red",
+}
+_EXECUTORS = {
+    "uni": "in this process",
+    "mp": "in processes of this machine",
+    "ray": "in actors of a Ray cluster",
 }
 _SEVERITY_ORDER = ("error", "warning", "note")
 
@@ -89,6 +95,8 @@ def decision_report(decision: Decision, model: str | None) -> RenderableType:
         parts += ["", _heading("Needs"), _indent(_needs(decision))]
     if decision.attention:
         parts += ["", _heading("Attention"), _indent(_attention(decision.attention))]
+    if decision.parallel != ParallelLayout():
+        parts += ["", _heading("Ranks"), _indent(_ranks(decision.parallel))]
     if others:
         parts += ["", problem_list(others)]
     if decision.plugins:
@@ -179,6 +187,25 @@ def _attention(backends: Sequence[AttentionOutlook]) -> RenderableType:
             text.append(f": {said}", "" if b.passed_over else "dim")
         table.add_row(Text("passed over" if b.passed_over else status, "dim"), text)
         status = "then"
+    return table
+
+
+def _ranks(layout: ParallelLayout) -> RenderableType:
+    """What runs the ranks, how many there are, and what each has of the work."""
+    count = f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''}"
+    table = _two_columns()
+    table.add_row(layout.executor, f"{count} {_EXECUTORS[layout.executor]}: {layout.product}")
+    tp, pcp = layout.tensor_parallel_size, layout.prefill_context_parallel_size
+    for place in layout.places():
+        weights = f"part {place.tp_rank + 1} of {tp} of the weights" if tp > 1 else "all weights"
+        pieces = (
+            f", pieces {place.pcp_rank + 1} and {2 * pcp - place.pcp_rank} of {2 * pcp} of each "
+            "prefill"
+            if pcp > 1
+            else ""
+        )
+        if layout.world_size > 1:
+            table.add_row(Text(f"rank {place.rank}", "dim"), weights + pieces)
     return table
 
 

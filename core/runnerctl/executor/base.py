@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from runnerctl.errors import PluginError
-from runnerctl.parallel import ParallelLayout
 
 if TYPE_CHECKING:
     from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, ModelRunner, WorkerContext
@@ -35,13 +34,13 @@ class Executor(Protocol):
 
 
 def make_executor(spec: RunnerSpec, context: WorkerContext) -> Executor:
-    """The executor that the configuration asks for. Nothing is loaded yet.
+    """The executor of the decision's layout. Nothing is loaded yet.
 
     Raises:
         UserError: there are fewer devices here than ranks, or what runs them is not installed.
         PluginError: the factory of the runner cannot be imported.
     """
-    layout = ParallelLayout.of(context.config)
+    layout = context.decision.parallel
     if layout.executor == "uni":
         from runnerctl.executor.uniproc import UniprocExecutor
 

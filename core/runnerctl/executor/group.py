@@ -105,7 +105,7 @@ class GroupExecutor:
         try:
             if self._error is not None:
                 raise self._error
-            result: StepResult = self._ranks.receive()[0]
+            result = _agreed(self._ranks.receive())
         except (UserError, WorkerError) as error:
             self._fail(error)
             self._waiting.popleft().outcome = error
@@ -125,6 +125,27 @@ class GroupExecutor:
         if self._error is None:
             self._error = error
             self._ranks.end(kindly=False)
+
+
+def _agreed(results: list[StepResult]) -> StepResult:
+    """The result of a step, which every rank has.
+
+    Raises:
+        WorkerError: ranks sampled different tokens. What each keeps of its requests would be
+            different from then on, and every exchange between them meaningless.
+    """
+    first = results[0]
+    for rank, result in enumerate(results):
+        for name, token in first.sampled_token_ids.items():
+            other = result.sampled_token_ids.get(name)
+            if other != token:
+                raise WorkerError(
+                    f"rank {rank} sampled token {other} for request {name} where rank 0 sampled "
+                    f"{token}: the ranks do not compute the same",
+                    rank=rank,
+                    details="They have to run on processors of one kind, with the same libraries.",
+                )
+    return first
 
 
 class _GroupStep:

@@ -8,11 +8,12 @@ wrong; it is refused by name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from runnerctl.errors import UserError
@@ -22,6 +23,7 @@ from runnerctl.runner.attention.interface import (
     cannot_be_paged,
     paged_attention_of,
 )
+from runnerctl.runner.batch_transform import BatchShare
 from runnerctl.runner.protocol import AttentionLayerSpec
 
 # As transformers' configs call the types of layers; the second of each have state as well.
@@ -124,6 +126,34 @@ class PagedModel:
         with self._attention.step(metadata, slot_mapping):
             return self._run(input_ids, positions, rows)
 
+    def forward_share(
+        self,
+        share: BatchShare,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        metadata: Any,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `forward`, on a rank that runs some of the tokens only.
+
+        Args:
+            share: of this rank.
+            input_ids, positions, rows, slot_mapping: of the whole step, as for `forward`.
+            metadata: from the backend's `prepare` for the share.
+
+        Returns:
+            [num_rows, vocab_size]; the same on every rank.
+        """
+        mine = share.token_rows
+        with (
+            self._attention.step(metadata, slot_mapping, share.exchange_kv),
+            self._restoring(lambda hidden: share.restore(hidden, rows)),
+        ):
+            return _packed_forward(
+                self._model, input_ids.index_select(0, mine), positions.index_select(0, mine)
+            )
+
     def close(self) -> None:
         """Let go of the cache and, where layers are compiled, of what was compiled."""
         self._attention.close()
@@ -137,6 +167,19 @@ class PagedModel:
         keep = {"logits_to_keep": rows} if self._takes_logits_to_keep else {}
         logits = _packed_forward(self._model, input_ids, positions, **keep)
         return logits if self._takes_logits_to_keep else logits[rows]
+
+    @contextmanager
+    def _restoring(self, restore: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Within this, the head is given what `restore` makes of the last hidden states."""
+
+        def swap(module: nn.Module, arguments: Any, output: Any) -> None:
+            output.last_hidden_state = restore(output.last_hidden_state[0]).unsqueeze(0)
+
+        hook = self._model.base_model.register_forward_hook(swap)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _check_signature(self) -> bool:
         """Whether the head can be run on some tokens only."""

@@ -1,7 +1,7 @@
-"""Prefill context parallelism: only V2 has the hooks for it.
+"""Prefill context parallelism: the tokens of each prefill are shared among ranks.
 
-This plugin says who must serve such a configuration and what does not fit it. It does
-not split prefills yet, so no runner has the capability `pcp`, and the host says so.
+It requires v2, says what does not fit it, and brings the batch transform that splits v2's
+steps (`split.py`, `share.py`). The runner knows nothing of it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from runnerctl import Problem, Require, hookimpl
+from runnerctl import BatchTransformSpec, Problem, Require, hookimpl
 
 if TYPE_CHECKING:
     from runnerctl import Decision, EngineConfig
 
 SETTING = "prefill_context_parallel_size"
+
+
+@hookimpl
+def register_batch_transforms() -> list[BatchTransformSpec]:
+    """Give v2 the capability `pcp`."""
+    return [BatchTransformSpec("pcp", "pcp", {"v2"}, "runnerctl_pcp.share:PrefillSplit")]
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from runnerctl.runner.batch_transform import make_batch_transform
 from runnerctl.runner.memory import default_device
 from runnerctl.runner.paged_loading import load_paged_model
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
@@ -79,6 +80,7 @@ class ModelRunnerV2:
         eager = self._config.runner.enforce_eager
         self._loaded = load_paged_model(self._context, self._device, allow_compiled=not eager)
         self._model, self._backend = self._loaded.model, self._loaded.backend
+        self._transform = make_batch_transform(self._context)
         return self._loaded.facts
 
     @torch.inference_mode()
@@ -141,6 +143,16 @@ class ModelRunnerV2:
         return self._forward(inputs, self._table.arange[: idx_mapping.shape[0]])
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor) -> torch.Tensor:
+        share = self._transform.split(inputs.attention) if self._transform else None
+        if share is not None:
+            return self._model.forward_share(
+                share,
+                inputs.input_ids,
+                inputs.positions,
+                rows,
+                self._backend.prepare(share.attention),
+                inputs.attention.slot_mapping,
+            )
         return self._model.forward(
             inputs.input_ids,
             inputs.positions,

@@ -8,7 +8,7 @@ for the length of a step, that step's metadata. The name is not registered in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from runnerctl.errors import CannotBePagedError
 from runnerctl.runner.attention.base import AttentionBackend, AttentionLayer, LayerKVCache
 from runnerctl.runner.attention.compiled import layer_handle, paged_attention
 from runnerctl.runner.attention.sdpa import attend
+
+Exchange = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 ATTN_IMPLEMENTATION = "runnerctl_paged"
 
@@ -110,19 +112,23 @@ class PagedAttention:
         self._caches = dict(zip(self._layers, caches, strict=True))
 
     @contextmanager
-    def step(self, metadata: Any, slot_mapping: torch.Tensor) -> Iterator[None]:
+    def step(
+        self, metadata: Any, slot_mapping: torch.Tensor, exchange: Exchange | None = None
+    ) -> Iterator[None]:
         """Within this, forwards read and write the paged cache.
 
         Args:
             metadata: from the backend's `prepare`.
             slot_mapping: [num_tokens], int64.
+            exchange: what to do to keys and values before they are written, where a rank
+                runs some of the tokens only; see `BatchShare.exchange_kv`.
 
         Raises:
             RuntimeError: a step of this model is already under way.
         """
         if self._metadata is not None:
             raise RuntimeError("a step of this model is already under way")
-        self._metadata = (metadata, slot_mapping)
+        self._metadata = (metadata, slot_mapping, exchange)
         try:
             yield
         finally:
@@ -159,12 +165,13 @@ class PagedAttention:
             return self._attend_unpaged(module, query, key, value)
         if self._backend is None or self._metadata is None:
             raise RuntimeError("a forward of a paged model outside of a step")
-        metadata, slot_mapping = self._metadata
+        metadata, slot_mapping, exchange = self._metadata
         cache = self._caches[module]
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         # [B, H, S, D] -> [B * S, H, D]
         query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
-        self._backend.write(cache, key, value, slot_mapping)
+        written = exchange(key, value) if exchange else (key, value)
+        self._backend.write(cache, written[0], written[1], slot_mapping)
         layer = self._layers[module]
         output = self._backend.forward(query, key, value, cache, layer, metadata)
         return output.view(shape)

@@ -1,0 +1,100 @@
+"""Prefill context parallelism end to end: the same tokens as one process and as transformers."""
+
+import pytest
+
+from ranks_suite import TIGHT, check_requests, random_requests
+from runnerctl import LLM, decide
+from runnerctl.testing.parity import assert_tokens, greedy, make_prompts, reference_tokens
+from tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(family):
+        if family not in made:
+            made[family] = make_tiny_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "count", "eager"),
+    [
+        ("llama", 2, 200, True),
+        ("llama", 4, 60, False),
+        ("deepseek_v2", 2, 60, True),
+        ("gemma2", 3, 40, True),
+        ("mixtral", 2, 40, False),
+    ],
+)
+def test_random_requests(folders, family, size, count, eager):
+    """Grouped heads and compressed ones, windows and a soft cap, experts; compiled, too."""
+    folder = folders(family)
+    settings = {**TIGHT, "prefill_context_parallel_size": size, "enforce_eager": eager}
+    with LLM(folder, **settings) as llm:
+        check_requests(llm, folder, random_requests(count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_real_model(smollm2, size):
+    prompts = make_prompts([2, 5, 90, 333])
+    options = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 128}
+    with LLM(smollm2, prefill_context_parallel_size=size, **options) as llm:
+        outputs = llm.generate(prompts, greedy(6))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = reference_tokens(smollm2, prompt, greedy(6))
+        assert_tokens(output.outputs[0].token_ids, expected, f"{len(prompt)} tokens")
+
+
+def test_log_probabilities_of_prompts_come_back_in_order(folders):
+    folder = folders("llama")
+    prompts = make_prompts([3, 30])
+    params = greedy(2)
+    params = type(params)(temperature=0, max_tokens=2, prompt_logprobs=1, logprobs=1)
+    settings = {**TIGHT, "enable_prefix_caching": False, "enforce_eager": True}
+    with LLM(folder, runner="v2", **settings) as llm:
+        alone = llm.generate(prompts, params)
+    with LLM(folder, prefill_context_parallel_size=2, **settings) as llm:
+        shared = llm.generate(prompts, params)
+    compared = 0
+    for one, other in zip(alone, shared, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        for ours, theirs in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
+            for token, entry in (ours or {}).items():
+                assert theirs[token].logprob == pytest.approx(entry.logprob, abs=1e-4)
+                compared += 1
+    assert compared > 30
+
+
+def refusal(config, **settings):
+    decision = decide(config, **settings)
+    assert not decision.ok
+    return "\n".join(str(problem) for problem in decision.errors)
+
+
+def test_what_cannot_be_split_is_refused_with_reasons_before_anything_loads():
+    hybrid = {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "layer_types": ["linear_attention", "full_attention"],
+    }
+    said = refusal(hybrid, prefill_context_parallel_size=2)
+    assert "hybrid" in said
+    assert "prefill_context_parallel_size" in said
+    pooling = {"model_type": "bert", "architectures": ["BertModel"]}
+    assert "pooling" in refusal(pooling, prefill_context_parallel_size=2)
+    mamba = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}
+    assert "attention_free" in refusal(mamba, prefill_context_parallel_size=2)
+
+
+def test_v1_is_refused_and_says_why(folders):
+    assert "v2" in refusal(folders("llama"), prefill_context_parallel_size=2, runner="v1")
+
+
+def test_without_the_plugin_nobody_splits(folders):
+    said = refusal(folders("llama"), prefill_context_parallel_size=2, plugins=["no:pcp"])
+    assert "pcp" in said
