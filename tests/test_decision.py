@@ -93,6 +93,7 @@ def test_the_json_has_the_documented_keys(decision) -> None:
         "capabilities",
         "plugins",
         "attention",
+        "parallel",
     }
     for ballot in plain["ballots"]:
         assert ballot.keys() >= {

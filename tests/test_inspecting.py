@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from runnerctl.cli import env_probes
+from runnerctl.cli import env, env_probes
 from runnerctl.cli.app import app
 from runnerctl.cli.config import as_yaml, read_config
 from runnerctl.cli.mermaid import flowchart
@@ -184,9 +184,29 @@ def test_no_probe_ends_the_command(monkeypatch, raised):
     def probe(*arguments):
         raise raised
 
-    for name in ("memory", "gpus", "dtype", "attention", "usable_cores", "instructions"):
+    probes = ("memory", "gpus", "ranks", "dtype", "attention", "usable_cores", "instructions")
+    for name in probes:
         monkeypatch.setattr(env_probes, name, probe)
-    assert run("env").stdout.count(type(raised).__name__) == 6
+    assert run("env").stdout.count(type(raised).__name__) == len(probes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "said"),
+    [
+        ([], False, "one per CPU core, 3 here (gloo); more share them; ray is not installed"),
+        ([{}, {}], True, "one per GPU, 2 here (nccl); ray is not installed"),
+        ([{}, {}], False, "one per CPU core, 3 here (gloo)"),
+    ],
+)
+def test_env_says_what_there_is_for_ranks(monkeypatch, gpus, nccl, said):
+    distributed = SimpleNamespace(is_nccl_available=lambda: nccl, is_gloo_available=lambda: True)
+    monkeypatch.setattr(env_probes, "gpus", lambda: gpus)
+    monkeypatch.setattr(env_probes, "usable_cores", lambda: 3)
+    monkeypatch.setattr(env_probes, "package", lambda name: None)
+    monkeypatch.setattr(env_probes, "import_module", lambda name: distributed)
+    text, is_wrong = env._ranks(env_probes.ranks())
+    assert said in text
+    assert not is_wrong
 
 
 def test_the_processor_is_read_from_linux_where_torch_does_not_tell(tmp_path, monkeypatch):
@@ -304,10 +324,10 @@ def test_two_plugin_sets_differ_in_plugins_and_ballots():
 
 
 def test_a_ballot_whose_fate_changes_is_a_row():
-    arguments = ("llama.json", "--prefill-context-parallel-size", "2")
+    arguments = ("llama.json", "--runner", "v1", "--prefill-context-parallel-size", "2")
     found = compared(*arguments, "--diff", "-p no:pcp --prefill-context-parallel-size 1", code=2)
     assert found["left"]["runner"] is None
-    assert found["right"]["runner"] == "v2"
+    assert found["right"]["runner"] == "v1"
     assert "pcp requires v2" in [row["name"] for row in found["ballots"]]
     assert any(row["left"] and row["right"] is None for row in found["problems"])
 

@@ -161,9 +161,9 @@ def test_no_worker_outlives_a_program_that_is_ended(tmp_path, folder, end):
 
 def test_a_program_that_never_closes_its_engine_ends_all_the_same(tmp_path, folder):
     child, pids = start_script(tmp_path, folder, "print('done')")
-    output, _ = child.communicate(timeout=SOON_S)
+    assert child.stdout.read() == "done\n"
+    child.communicate(timeout=SOON_S)
     assert child.returncode == 0
-    assert output == "done\n"
     assert_gone(pids)
 
 
@@ -233,12 +233,35 @@ def test_what_an_error_says_is_not_a_difference_but_that_there_is_one_is():
     ]
 
 
-def test_an_exception_in_a_worker_names_the_rank_and_leaves_nobody(folder, install):
-    install(in_worker="raise OSError('the disk is on fire')")
+BREAKS_ONE_RANK = """
+    try:
+        open({marker!r}, "x").close()
+    except FileExistsError:
+        return
+    from runnerctl_runner_v2.runner import ModelRunnerV2
+    step = ModelRunnerV2._step
+    def broken(self, plan):
+        if {when}:
+            raise ArithmeticError("the sums do not add up")
+        return step(self, plan)
+    ModelRunnerV2._step = broken
+"""
+
+
+@pytest.mark.parametrize("when", ["True", "plan.step_id > 3"], ids=["warm-up", "a later step"])
+def test_an_exception_in_one_rank_names_it_and_ends_all(folder, install, tmp_path, when):
+    """The other rank waits for it in an exchange, and would do so for long."""
+    install(in_worker=BREAKS_ONE_RANK.format(marker=str(tmp_path / "marker"), when=when))
     before = set(psutil.Process().children())
-    with pytest.raises(WorkerError, match="the disk is on fire") as caught:
-        two_ranks(folder, strict_plugins=True)
-    assert caught.value.rank in (0, 1)
+    started = time.monotonic()
+    with (
+        pytest.raises(WorkerError, match="ArithmeticError: the sums do not add up") as caught,
+        two_ranks(folder, worker_timeout=600, max_num_batched_tokens=16) as llm,
+    ):
+        llm.generate(make_prompts([70]), greedy())
+    assert time.monotonic() - started < 2 * SOON_S
+    assert f"rank {caught.value.rank} failed" in str(caught.value)
+    assert "in broken" in caught.value.details  # where it was raised
     assert set(psutil.Process().children()) <= before
 
 

@@ -1,10 +1,19 @@
 """Prefill context parallelism end to end: the same tokens as one process and as transformers."""
 
+from contextlib import contextmanager
+
 import pytest
+import torch
 
 from ranks_suite import TIGHT, check_requests, random_requests
-from runnerctl import LLM, decide
+from runnerctl import LLM, SamplingParams, decide
+from runnerctl.resolve import resolve
+from runnerctl.runner.protocol import WorkerContext
+from runnerctl.runner.rank_groups import RankGroups
+from runnerctl.runner.step import NewRequest, StepPlan
 from runnerctl.testing.parity import assert_tokens, greedy, make_prompts, reference_tokens
+from runnerctl_pcp.share import PrefillSplit
+from runnerctl_runner_v2.runner import ModelRunnerV2
 from tiny_models import make_tiny_model
 
 
@@ -53,8 +62,7 @@ def test_a_real_model(smollm2, size):
 def test_log_probabilities_of_prompts_come_back_in_order(folders):
     folder = folders("llama")
     prompts = make_prompts([3, 30])
-    params = greedy(2)
-    params = type(params)(temperature=0, max_tokens=2, prompt_logprobs=1, logprobs=1)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, logprobs=1)
     settings = {**TIGHT, "enable_prefix_caching": False, "enforce_eager": True}
     with LLM(folder, runner="v2", **settings) as llm:
         alone = llm.generate(prompts, params)
@@ -68,6 +76,86 @@ def test_log_probabilities_of_prompts_come_back_in_order(folders):
                 assert theirs[token].logprob == pytest.approx(entry.logprob, abs=1e-4)
                 compared += 1
     assert compared > 30
+
+
+# ---- one rank of several, without the others
+
+
+class Alone:
+    """A group whose other ranks give what this one gives: shapes are right, values are not."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+    def all_gather(self, tensor):
+        return torch.stack([tensor] * self.size)
+
+
+@contextmanager
+def one_rank(folder, monkeypatch, rank, size):
+    """A V2 runner that is one rank of a group; with it what its splitter and model were given."""
+    resolved = resolve(
+        folder, prefill_context_parallel_size=2, dtype="float32", enforce_eager=True, block_size=4
+    )
+    groups = RankGroups(Alone(rank, size))
+    context = WorkerContext(
+        resolved.config, resolved.decision, folder, resolved.host, groups=groups
+    )
+    seen = {"split": [], "run": []}
+    split = PrefillSplit.split
+
+    def spy(self, batch):
+        seen["split"].append(batch.max_query_len)
+        return split(self, batch)
+
+    monkeypatch.setattr(PrefillSplit, "split", spy)
+    runner = ModelRunnerV2(context)
+    try:
+        runner.load()
+        runner.initialize_kv_cache(40, 128)
+        base = runner._model._model.base_model
+        base.register_forward_pre_hook(
+            lambda _, __, kwargs: seen["run"].append(kwargs["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
+        yield runner, seen
+    finally:
+        runner.shutdown()
+
+
+def prefill(name, tokens, first_block):
+    blocks = tuple(range(first_block, first_block + len(tokens) // 4 + 1))
+    params = SamplingParams(temperature=0, seed=0)
+    return NewRequest(name, tuple(tokens), params, len(tokens), frozenset(), blocks, 0)
+
+
+def test_the_warm_up_goes_through_the_splitter_too(folders, monkeypatch):
+    with one_rank(folders("llama"), monkeypatch, 0, 1) as (runner, seen):
+        runner.warm_up()
+        assert max(seen["split"]) > 1
+        assert min(seen["split"]) == 1
+        assert len(seen["split"]) == len(seen["run"])
+
+
+def test_a_group_of_one_computes_what_nobody_splits(folders, monkeypatch):
+    folder = folders("llama")
+    prompts = make_prompts([21, 2])
+    with one_rank(folder, monkeypatch, 0, 1) as (runner, _):
+        new = [prefill(str(i), prompt, 10 * i) for i, prompt in enumerate(prompts)]
+        counts = {one.request_id: len(one.prefill_token_ids) for one in new}
+        tokens = runner.execute(StepPlan(1, tuple(new), (), counts)).result().sampled_token_ids
+    for i, prompt in enumerate(prompts):
+        assert tokens[str(i)] == reference_tokens(folder, prompt, greedy())[0][0]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, 2), (0, 4), (3, 4)])
+def test_the_model_of_a_rank_runs_its_part_of_the_tokens_only(folders, monkeypatch, rank, size):
+    with one_rank(folders("llama"), monkeypatch, rank, size) as (runner, seen):
+        for length in (2, 7, 50, 101):
+            (prompt,) = make_prompts([length])
+            new = prefill("a", prompt, 0)
+            runner.execute(StepPlan(1, (new,), (), {"a": length})).result()
+            assert 1 <= seen["run"][-1] <= 2 * -(-length // (2 * size)) + 1
 
 
 def refusal(config, **settings):

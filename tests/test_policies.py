@@ -207,11 +207,13 @@ def test_today_v2_serves_any_of_them_when_it_is_asked_for(facts):
     assert decide_config(config(facts, runner="v2"), todays()).runner == "v2"
 
 
-def test_today_pcp_is_an_error_that_says_what_is_missing():
-    decision = decide_config(config(DENSE, pcp=2), todays())
-    assert decision.runner is None
-    assert "the host forbids v2: it lacks pcp" in text_of(decision)
-    assert "set pcp (run.yaml) to 1" in text_of(decision)
+@pytest.mark.parametrize("facts", [DENSE, UNLISTED], ids=["dense", "unlisted MoE"])
+def test_today_pcp_is_served_by_v2(facts):
+    decision = decide_config(config(facts, pcp=2), todays())
+    assert decision.runner == "v2"
+    assert decision.ok
+    assert "pcp" in decision.capabilities["v2"]
+    assert "pcp" not in decision.capabilities["v1"]
 
 
 def test_today_pcp_with_v1_names_the_setting_that_asked_for_v1():

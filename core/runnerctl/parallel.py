@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runnerctl.config import EngineConfig
+    from runnerctl.runner.spec import RunnerSpec
 
 PIPELINE_SIZE = 1
 """Stages that a step passes through one after the other. There is no pipelining yet."""
+
+
+def batches_in_flight(spec: RunnerSpec) -> int:
+    """How many steps an engine has under way: one per stage, and those a runner takes ahead."""
+    return PIPELINE_SIZE + spec.concurrent_batches - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.scheduler import Scheduler
 from runnerctl.engine.stats import EngineStats
 from runnerctl.executor.base import make_executor
-from runnerctl.parallel import PIPELINE_SIZE
+from runnerctl.parallel import batches_in_flight
 from runnerctl.runner.protocol import WorkerContext
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import StepHandle
@@ -44,8 +44,7 @@ class Engine:
         config = context.config
         self._eos_token_ids = eos_token_ids
         self.counts = EngineStats()
-        # one in each stage, and those that a runner takes before they have begun
-        self._concurrent_batches = PIPELINE_SIZE + spec.concurrent_batches - 1
+        self._max_in_flight = batches_in_flight(spec)
         # of the scheduler's steps in flight, oldest first
         self._handles: deque[StepHandle] = deque()
         # time up to here is in the counts
@@ -150,7 +149,7 @@ class Engine:
 
     def _submit(self) -> None:
         """Hand out steps until enough are in flight, or the next one depends on their results."""
-        while len(self._handles) < self._concurrent_batches:
+        while len(self._handles) < self._max_in_flight:
             plan = self.scheduler.schedule()
             if plan is None:
                 return

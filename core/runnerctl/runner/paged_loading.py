@@ -9,10 +9,11 @@ import torch
 
 from runnerctl.errors import CannotBePagedError
 from runnerctl.models.checkpoint import read_config
+from runnerctl.parallel import batches_in_flight
 from runnerctl.runner.attention.base import AttentionBackend
 from runnerctl.runner.attention.interface import ATTN_IMPLEMENTATION, register_attention
 from runnerctl.runner.attention.registry import choose_backend
-from runnerctl.runner.memory import default_cache_bytes, free_memory_bytes
+from runnerctl.runner.memory import default_cache_bytes, free_memory_bytes, step_bytes
 from runnerctl.runner.model_loader import load_model, resolve_dtype
 from runnerctl.runner.paged_model import PagedModel
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
@@ -26,11 +27,15 @@ class LoadedPagedModel:
 
     Without attention layers there is no backend. `model` is a `RecurrentModel` where there
     are recurrent layers.
+
+    Attributes:
+        reserved_bytes: what steps in flight hold beside the cache.
     """
 
     model: PagedModel
     backend: AttentionBackend[Any] | None
     facts: LoadedModel
+    reserved_bytes: int = 0
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The cache the model needs, and the memory there is for it now."""
@@ -38,7 +43,7 @@ class LoadedPagedModel:
         free = free_memory_bytes(device)
         return KVCacheSpec(
             layers=self.model.layer_specs(),
-            available_bytes=default_cache_bytes(device, free),
+            available_bytes=max(0, default_cache_bytes(device, free) - self.reserved_bytes),
             free_bytes=free,
         )
 
@@ -108,7 +113,11 @@ def _load(
         transforms=transforms,
         dtype=str(dtype).removeprefix("torch."),
     )
-    return LoadedPagedModel(paged, backend, facts)
+    spec = context.plugins.runners[context.decision.runner or ""]
+    of_step = step_bytes(
+        config.scheduler, model.config.get_text_config(decoder=True), dtype.itemsize
+    )
+    return LoadedPagedModel(paged, backend, facts, batches_in_flight(spec) * of_step)
 
 
 def _backend_of(
