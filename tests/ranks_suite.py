@@ -15,7 +15,7 @@ from runnerctl.testing.parity import assert_tokens, greedy, reference_tokens, se
 TIGHT = {
     "dtype": "float32",
     "block_size": 4,
-    "num_gpu_blocks_override": 40,
+    "num_gpu_blocks_override": 30,
     "max_num_batched_tokens": 24,
     "max_num_seqs": 6,
     "max_model_len": 96,

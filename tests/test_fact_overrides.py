@@ -257,6 +257,8 @@ def test_what_a_plugin_said_before_its_fault_counts():
 VALUES = {
     "runner_type": st.sampled_from(["generate", "pooling"]),
     "num_hidden_layers": st.sampled_from([None, 1, 2]),
+    "num_attention_heads": st.sampled_from([None, 1, 2]),
+    "num_key_value_heads": st.sampled_from([None, 1, 2]),
     "max_position_embeddings": st.sampled_from([None, 1, 2]),
 }
 OVERRIDES = (

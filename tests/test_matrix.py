@@ -184,9 +184,9 @@ def test_a_long_path_is_shown_by_its_end_and_many_columns_stay_whole(tmp_path):
 
 def test_why_takes_rows_cells_and_architectures_and_groups_what_is_the_same():
     shown = run("--why", "llama").stdout
-    assert "default: v2 serves llama. runner_v2 votes for it" in shown
+    assert "default, TP 2: v2 serves llama. runner_v2 votes for it" in shown
     assert "v1: v1 serves llama. You asked for it with --runner v1." in shown
-    assert "the host forbids v1: it lacks" in " ".join(shown.split())
+    assert "PCP 2: v2 serves llama. pcp requires it" in shown
     cell = run("--why", "JambaForCausalLM,DEFAULT", "--why", "mamba,v2").stdout
     assert "hybrid_exclusion discourages v2" in " ".join(cell.split())
     assert "it lacks attention_free" in " ".join(cell.split())

@@ -17,6 +17,7 @@ from runnerctl.config.settings import ArgumentSource, Settings, resolve_settings
 from runnerctl.deciding import decide_config
 from runnerctl.decision import Decision, PluginRecord
 from runnerctl.errors import UserError
+from runnerctl.parallel_problems import parallel_problems
 from runnerctl.plugins import PluginHost
 from runnerctl.problems import Problem
 from runnerctl.runner.attention.outlook import unavailable_backend
@@ -308,6 +309,7 @@ def _setting_problems(config: EngineConfig, host: PluginHost) -> list[Problem]:
         problems.append(Problem("error", error.message, error.remedy, error.setting))
     if problem := unavailable_backend(config, backends):
         problems.append(problem)
+    problems += parallel_problems(config)
     return problems
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
+
+from runnerctl.config.transformers_source import source_of
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _POSITIONS = "position_ids"
@@ -22,7 +22,7 @@ def why_not_paged(model_type: str, architecture: str) -> str:
     Args:
         model_type, architecture: as in `config.json`; "" where it does not say.
     """
-    source = _modeling_source(model_type)
+    source = source_of("modeling", model_type)
     if not source:
         return ""
     if _INTERFACE not in source:
@@ -33,21 +33,4 @@ def why_not_paged(model_type: str, architecture: str) -> str:
     own = re.search(rf"^class {re.escape(architecture)}\b.*?(?=^class |\Z)", source, re.M | re.S)
     if own and _POSITIONS not in own.group():
         return f"{architecture} takes no {_POSITIONS}"
-    return ""
-
-
-def _modeling_source(model_type: str) -> str:
-    """What transformers, if it is installed, has in the folder named after a model type."""
-    spec = find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations or not model_type.isprintable():
-        return ""
-    name = model_type.replace("-", "_")
-    if not name.isidentifier():
-        return ""
-    folders = [Path(place) / "models" for place in spec.submodule_search_locations]
-    for folder in folders:
-        for candidate in (name, name.removesuffix("_text")):
-            path = folder / candidate / f"modeling_{candidate}.py"
-            if path.is_file():
-                return path.read_text(encoding="utf-8", errors="replace")
     return ""

@@ -25,6 +25,8 @@ class ModelFacts:
         is_encoder_decoder: a separate encoder feeds cross attention.
         is_multimodal: takes images, audio or video beside text.
         num_hidden_layers: of the decoder, or None if the config does not say.
+        num_attention_heads: query heads of an attention layer, or None if unknown.
+        num_key_value_heads: heads of its keys and values, or None if unknown.
         max_position_embeddings: the context length in tokens, or None if unbounded or unknown.
         evidence: for each fact that is true, the key and value it was read from; for each
             that plugins supplied, what they say.
@@ -43,6 +45,8 @@ class ModelFacts:
     is_encoder_decoder: bool = False
     is_multimodal: bool = False
     num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
     max_position_embeddings: int | None = None
     evidence: Mapping[str, str] = field(default_factory=dict)
     supplied_by: Mapping[str, str] = field(default_factory=dict)

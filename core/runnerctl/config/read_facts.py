@@ -25,6 +25,8 @@ from runnerctl.config.token_mixing import read_mixing
 MODALITY = word_set("vision visual vit image video audio speech sound whisper")
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count")
 DECODER_LAYER_KEYS = ("num_decoder_layers", "decoder_layers", "dec_layers")
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEAD_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_query_groups")
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -93,6 +95,8 @@ def facts_from_config(config: Mapping[str, Any], known: Collection[str] = ()) ->
         is_encoder_decoder="is_encoder_decoder" in evidence,
         is_multimodal="is_multimodal" in evidence,
         num_hidden_layers=layers,
+        num_attention_heads=None if attention_free else first_count(entries, *HEAD_KEYS),
+        num_key_value_heads=None if attention_free else first_count(entries, *KV_HEAD_KEYS),
         max_position_embeddings=None if attention_free else first_count(entries, *LENGTH_KEYS),
         evidence=evidence,
         uncertain=tuple(

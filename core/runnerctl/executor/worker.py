@@ -116,6 +116,8 @@ class Worker:
 
         if torch.cuda.is_available():
             torch.cuda.set_device(self._start.device_index)
+            # where transformers looks for it
+            os.environ["LOCAL_RANK"] = str(self._start.device_index)
 
 
 def set_threads(ranks_here: int) -> None:

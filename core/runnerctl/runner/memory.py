@@ -18,8 +18,12 @@ _GPU_SHARE = 0.9
 
 
 def default_device() -> torch.device:
-    """The first CUDA device if there is one, else the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    """This process's CUDA device if there is one (the first, unless set), else the CPU."""
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -33,6 +33,7 @@ def load_model(
     device: torch.device,
     trust_remote_code: bool,
     attn_implementation: str | None,
+    tensor_parallel_size: int = 1,
 ) -> PreTrainedModel:
     """Build the causal language model of a checkpoint folder, in eval mode.
 
@@ -43,6 +44,8 @@ def load_model(
         trust_remote_code: run Python code that comes with the checkpoint, if it has any.
         attn_implementation: a name registered in transformers' `AttentionInterface`, or
             None for what the model would choose.
+        tensor_parallel_size: how many ranks share the weights, by transformers' own plan. They
+            are those of the default process group, and all of them have to call this.
 
     Raises:
         CannotBePagedError: the architecture does not take `attn_implementation`.
@@ -60,8 +63,7 @@ def load_model(
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
-                # Straight to an accelerator, without a copy of the whole model on the host.
-                device_map=None if device.type == "cpu" else {"": device},
+                **_placement(device, tensor_parallel_size),
                 trust_remote_code=trust_remote_code,
                 attn_implementation=attn_implementation,
                 use_safetensors=True,
@@ -84,6 +86,16 @@ def load_model(
     _check_all_fit(folder, type(model).__name__, report)
     model.eval()
     return model
+
+
+def _placement(device: torch.device, tensor_parallel_size: int) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that say where weights go."""
+    if tensor_parallel_size > 1:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=tensor_parallel_size)}
+    # Straight to an accelerator, without a copy of the whole model on the host.
+    return {"device_map": None if device.type == "cpu" else {"": device}}
 
 
 def check_architecture(config: Mapping[str, Any], *, trust_remote_code: bool) -> None:

@@ -91,6 +91,7 @@ def _load(
         device=device,
         trust_remote_code=config.model.trust_remote_code,
         attn_implementation=ATTN_IMPLEMENTATION,
+        tensor_parallel_size=context.place.layout.tensor_parallel_size,
     )
 
     def transform(*stages: Stage) -> tuple[AppliedTransform, ...]:

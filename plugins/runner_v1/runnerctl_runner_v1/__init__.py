@@ -15,7 +15,7 @@ def register_runners() -> list[RunnerSpec]:
             name="v1",
             factory="runnerctl_runner_v1.factory:make_runner",
             capabilities=frozenset(
-                {"generate", "pooling", "moe", "mla", "hybrid", "attention_free", "unpaged"}
+                {"generate", "pooling", "moe", "mla", "hybrid", "attention_free", "unpaged", "tp"}
             ),
             fallback=True,
         )

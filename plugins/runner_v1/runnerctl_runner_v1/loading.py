@@ -27,13 +27,16 @@ def load_serving(context: WorkerContext, device: torch.device) -> Serving:
     """Load the model and find the way to serve it.
 
     Raises:
-        ModelError: the checkpoint cannot be served; says why and what to do.
+        ModelError: the checkpoint cannot be served, or not by ranks that share its weights;
+            says why and what to do.
         UserError: the attention backend that was asked for does not serve it.
     """
     try:
         loaded = load_paged_model(context, device, allow_compiled=False, recurrent=True)
         return _serving_of(loaded, context.config.cache.block_size)
     except CannotBePagedError as error:
+        if context.place.layout.tensor_parallel_size > 1:
+            raise  # its weights would be whole on every rank
         reason = error.message
     return _on_own_cache(context, device, reason)
 

@@ -24,7 +24,7 @@ def register_runners() -> list[RunnerSpec]:
             factory="runnerctl_runner_v2.runner:ModelRunnerV2",
             # Dense models and every mixture of experts that v1 can serve; which of those by
             # default is other plugins' business.
-            capabilities=frozenset({"generate", "moe", "mla"}),
+            capabilities=frozenset({"generate", "moe", "mla", "tp"}),
             resumes_as_new=True,
             concurrent_batches=2,
         )
@@ -65,6 +65,8 @@ def transform_model(
 
     transforms = [ModelTransform("packed linear layers", "pack", pack_linears)]
     # Which experts a token goes to decides what is computed: nothing to compile ahead.
-    if config.facts is not None and not config.facts.is_moe:
+    # Layers that are shared among ranks exchange their results: they run as transformers has them.
+    shared = config.parallel.tensor_parallel_size > 1
+    if config.facts is not None and not config.facts.is_moe and not shared:
         transforms.append(ModelTransform("compiled layers", "compile", compile_layers))
     return transforms

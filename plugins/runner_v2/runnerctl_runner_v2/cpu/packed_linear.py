@@ -89,9 +89,9 @@ def _register_fakes() -> None:
 def pack_linears(model: nn.Module) -> str | None:
     """Replace every plain `nn.Linear` on the CPU in place, one after the other.
 
-    Subclasses of nn.Linear, layers with hooks and weights of other dtypes than float32 and
-    bfloat16 stay. A weight that is also an embedding (a tied lm_head) stays with the
-    embedding and costs its size once more.
+    Subclasses of nn.Linear, layers with hooks or a forward of their own and weights of other
+    dtypes than float32 and bfloat16 stay. A weight that is also an embedding (a tied lm_head)
+    stays with the embedding and costs its size once more.
 
     Returns:
         What was done, or why nothing was; None if there is no layer to pack.
@@ -150,4 +150,5 @@ def _is_plain(module: nn.Module) -> bool:
         and weight.numel() > 0
         and not module._forward_hooks
         and not module._forward_pre_hooks
+        and "forward" not in vars(module)  # whoever put it there would be lost
     )
