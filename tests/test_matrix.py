@@ -192,7 +192,7 @@ def test_why_takes_rows_cells_and_architectures_and_groups_what_is_the_same():
     assert "it lacks attention_free" in " ".join(cell.split())
     assert "TP 2" not in cell
     grouped = run("llama", "--column", "--block-size 32", "--why", "llama").stdout
-    assert "default, --block-size 32: v2 serves llama." in grouped
+    assert "default, TP 2, --block-size 32: v2 serves llama." in grouped
 
 
 def test_json_has_the_reasons_and_markdown_the_table():

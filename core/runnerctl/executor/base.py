@@ -46,6 +46,11 @@ def make_executor(spec: RunnerSpec, context: WorkerContext) -> Executor:
 
         return UniprocExecutor(spec, context)
     from runnerctl.executor.group import GroupExecutor
+
+    if layout.executor == "ray":
+        from runnerctl.executor.ray import RayRanks
+
+        return GroupExecutor(RayRanks(spec, context, layout))
     from runnerctl.executor.multiproc import ProcessRanks
 
     return GroupExecutor(ProcessRanks(spec, context, layout))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runnerctl.config import EngineConfig
 from runnerctl.decision import Decision, PluginRecord
-from runnerctl.errors import PluginError
+from runnerctl.errors import ModelError, PluginError
+from runnerctl.executor.answers import Failure, Returned
 from runnerctl.executor.base import make_runner
 from runnerctl.parallel import Place
 from runnerctl.plugins import PluginHost
@@ -49,7 +51,7 @@ class Worker:
 
     def __init__(self, start: WorkerStart) -> None:
         self._start = start
-        self._host = _same_plugins(start.config, start.decision)
+        self._host = _same_plugins(start)
         self._groups: RankGroups | None = None
 
     def open_store(self, host: str | None) -> tuple[str, int] | None:
@@ -79,6 +81,12 @@ class Worker:
         self._use_device()
         start = self._start
         assert start.decision.runner is not None  # or there would have been no start
+        if not start.model_path.exists():
+            raise ModelError(
+                f"{start.model_path} is not there on {socket.gethostname()}, where rank "
+                f"{start.place.rank} runs",
+                remedy="have the model at the same path on every machine",
+            )
         context = WorkerContext(
             start.config, start.decision, start.model_path, self._host, start.place, self._groups
         )
@@ -120,6 +128,38 @@ class Worker:
             os.environ["LOCAL_RANK"] = str(self._start.device_index)
 
 
+class Calls:
+    """The calls of an engine to a worker, which is made with the first of them.
+
+    For whatever brings the calls: nothing is raised here, errors are answers.
+    """
+
+    def __init__(self, start: WorkerStart) -> None:
+        self._start = start
+        self._worker: Worker | None = None
+
+    def make(self, method: str, arguments: tuple[Any, ...]) -> Returned | Failure | StepHandle:
+        """Call a method of the worker. A step may still run when this returns."""
+        try:
+            if method == "shutdown" and self._worker is None:
+                return Returned(None)
+            self._worker = self._worker or Worker(self._start)
+            outcome = getattr(self._worker, method)(*arguments)
+        except BaseException as error:  # all of it is the engine's to know
+            return Failure.of(error)
+        handle: StepHandle = outcome
+        return handle if method == "execute" else Returned(outcome)
+
+    def settle(self, outcome: Returned | Failure | StepHandle) -> Returned | Failure:
+        """What came of a call, waiting for it if it is a step."""
+        if isinstance(outcome, Returned | Failure):
+            return outcome
+        try:
+            return Returned(outcome.result())
+        except BaseException as error:  # whatever the step raised
+            return Failure.of(error)
+
+
 def set_threads(ranks_here: int) -> None:
     """Share this machine's cores among the ranks on it, before torch is imported.
 
@@ -130,13 +170,13 @@ def set_threads(ranks_here: int) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
-def _same_plugins(config: EngineConfig, decision: Decision) -> PluginHost:
+def _same_plugins(start: WorkerStart) -> PluginHost:
     """The plugins of this process.
 
     Raises:
         PluginError: they differ from the decision's; names both sides of each difference.
     """
-    wishes = config.plugins
+    config, wishes = start.config, start.config.plugins
     host = PluginHost.discover(
         plugins=wishes.plugins,
         allowed=wishes.allowed_plugins,
@@ -144,10 +184,10 @@ def _same_plugins(config: EngineConfig, decision: Decision) -> PluginHost:
         plugins_setting=config.where("plugins"),
         allowed_setting=config.where("allowed_plugins"),
     )
-    if differences := plugin_differences(decision.plugins, host.records):
+    if differences := plugin_differences(start.decision.plugins, host.records):
         raise PluginError(
-            "the plugins of a worker are not those that the decision was made with: "
-            + "; ".join(differences),
+            f"the plugins of rank {start.place.rank} on {socket.gethostname()} are not those that "
+            f"the decision was made with: {'; '.join(differences)}",
             remedy="install the same plugins, in the same versions, wherever a rank runs; a plugin "
             "that was registered from code is in one process only",
         )

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from runnerctl.executor.answers import Failure, Pong, Returned
-from runnerctl.executor.worker import Worker, WorkerStart, set_threads
+from runnerctl.executor.answers import Pong
+from runnerctl.executor.worker import Calls, WorkerStart, set_threads
 
 
 def main(fd: int) -> None:
@@ -31,32 +31,23 @@ def main(fd: int) -> None:
         # One of us tells what all of us do; a crash is still seen, on the file behind it.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
     set_threads(start.ranks_here)
-    calls: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+    queue: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
     outcomes: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_read, args=(connection, calls), daemon=True).start()
-    answering = threading.Thread(target=_answer, args=(connection, outcomes), daemon=True)
+    threading.Thread(target=_read, args=(connection, queue), daemon=True).start()
+    calls = Calls(start)
+    answering = threading.Thread(target=_answer, args=(connection, calls, outcomes), daemon=True)
     answering.start()
-    worker: Worker | None = None
-    while True:
-        method, arguments = calls.get()
-        if method == "shutdown":
-            outcomes.put(None)
-            answering.join()
-            if worker is not None:
-                worker.shutdown()
-            break
-        try:
-            worker = worker or Worker(start)
-            outcome = getattr(worker, method)(*arguments)
-            outcomes.put(outcome if method == "execute" else Returned(outcome))
-        except BaseException as error:  # all of it is the engine's to know
-            outcomes.put(Failure.of(error))
+    while (call := queue.get())[0] != "shutdown":
+        outcomes.put(calls.make(*call))
+    outcomes.put(None)
+    answering.join()
+    calls.make(*call)
     sys.stderr.flush()
     # Threads of libraries may still be about; there is nothing left to do for them.
     os._exit(0)
 
 
-def _read(connection: _Connection, calls: SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
+def _read(connection: _Connection, queue: SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
     while True:
         try:
             call = connection.receive()
@@ -65,17 +56,12 @@ def _read(connection: _Connection, calls: SimpleQueue[tuple[str, tuple[Any, ...]
         if call[0] == "ping":
             connection.send(Pong())
         else:
-            calls.put(call)
+            queue.put(call)
 
 
-def _answer(connection: _Connection, outcomes: SimpleQueue[Any]) -> None:
+def _answer(connection: _Connection, calls: Calls, outcomes: SimpleQueue[Any]) -> None:
     while (outcome := outcomes.get()) is not None:
-        if not isinstance(outcome, Returned | Failure):
-            try:
-                outcome = Returned(outcome.result())
-            except BaseException as error:  # whatever the step raised
-                outcome = Failure.of(error)
-        connection.send(outcome)
+        connection.send(calls.settle(outcome))
 
 
 class _Connection:
