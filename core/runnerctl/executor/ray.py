@@ -260,8 +260,8 @@ def _connect(ray: Any, num_ranks: int) -> bool:
         if address := os.environ.get("RAY_ADDRESS"):
             raise UserError(
                 f"there is no Ray cluster at {address}: {error}",
-                remedy="start one with ray start --head, or unset RAY_ADDRESS; if it wants a token, "
-                "set RAY_AUTH_MODE=token",
+                remedy="start one with ray start --head, or unset RAY_ADDRESS; one that wants a "
+                "token needs RAY_AUTH_MODE=token",
                 setting="RAY_ADDRESS",
             ) from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
