@@ -28,7 +28,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: of this process, 
 
 from runnerctl import LLM, SamplingParams
 
-VOCABULARY = range(10, 49_000)
 BATCH = 16
 
 
@@ -56,7 +55,7 @@ def prefill(
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
     def work(llm: LLM) -> None:
-        llm.generate([rng.choices(VOCABULARY, k=arguments.tokens)], params)
+        llm.generate([prompt(llm, rng, arguments.tokens)], params)
 
     common = {**settings_of(arguments), "distributed_executor_backend": "mp", "runner": "v2"}
     length = {"max_model_len": arguments.tokens + 16, "max_num_batched_tokens": arguments.tokens}
@@ -74,8 +73,7 @@ def executors(
     params = SamplingParams(temperature=0, max_tokens=arguments.new_tokens, ignore_eos=True)
 
     def work(llm: LLM) -> None:
-        prompts = [rng.choices(VOCABULARY, k=rng.randint(16, 128)) for _ in range(BATCH)]
-        llm.generate(prompts, params)
+        llm.generate([prompt(llm, rng, rng.randint(16, 128)) for _ in range(BATCH)], params)
 
     common = {**settings_of(arguments), "runner": "v2", "max_model_len": 512}
     contenders: dict[str, dict[str, object]] = {}
@@ -86,6 +84,10 @@ def executors(
                 "prefill_context_parallel_size": count,
             }
     return work, contenders
+
+
+def prompt(llm: LLM, rng: random.Random, length: int) -> list[int]:
+    return rng.choices(range(3, llm.vocab_size), k=length)
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
@@ -121,13 +123,14 @@ def report(
     print(
         f"\n{arguments.model}, {arguments.dtype}, {os.environ['OMP_NUM_THREADS']} thread a rank\n"
     )
-    print("| contender | seconds: median (range) | x first | ms a step beyond the first |")
+    print("| contender | seconds: median (range) | x first | ms a step (beyond the first's) |")
     print("| --- | --- | --- | --- |")
     for name, found in seconds.items():
         median = statistics.median(found)
-        beyond = 1000 * (median / steps[name] - base / base_steps)
+        each = 1000 * median / steps[name]
+        beyond = each - 1000 * base / base_steps
         spread = f"{median:.2f} ({min(found):.2f}-{max(found):.2f})"
-        print(f"| {name} | {spread} | {base / median:.2f} | {beyond:.2f} |")
+        print(f"| {name} | {spread} | {base / median:.2f} | {each:.1f} ({beyond:+.1f}) |")
     if arguments.json:
         arguments.json.write_text(json.dumps({"seconds": seconds, "steps": steps}, indent=2))
 

@@ -26,6 +26,7 @@ from runnerctl.runner.spec import RunnerSpec
 _PLACEMENT_S = 30
 _PING_EVERY_S = 1.0
 _LET_GO_S = 5.0
+_SHARE_OF_A_CPU = 0.01
 
 
 class RayRanks:
@@ -51,7 +52,7 @@ class RayRanks:
         self._group: Any = None
         self._actors: list[_Actor] = []
         try:
-            bundle = _bundle(self._ray, context, layout)
+            bundle = _bundle(self._ray, self._cluster, context, layout)
             self._group = self._place([bundle] * self.size)
             options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
             self._actors = [
@@ -224,11 +225,16 @@ class _Actor:
 
 
 class _Cluster:
-    """The use of a Ray cluster; one that is started here ends with its last user."""
+    """The use of a Ray cluster; one that is started here ends with its last user.
+
+    Attributes:
+        is_local: it was started here, for the engines of this process alone.
+    """
 
     _lock = threading.Lock()
     _users = 0
-    _is_ours = False
+    _entered_here = False
+    is_local = False
 
     def __init__(self, ray: Any, num_ranks: int) -> None:
         self._ray = ray
@@ -236,7 +242,8 @@ class _Cluster:
         with _Cluster._lock:
             if not ray.is_initialized():
                 _Cluster._users = 0
-                _Cluster._is_ours = _connect(ray, num_ranks)
+                _Cluster.is_local = _enter(ray, num_ranks)
+                _Cluster._entered_here = True
             _Cluster._users += 1
 
     def leave(self) -> None:
@@ -246,13 +253,13 @@ class _Cluster:
                 return
             self._left = True
             _Cluster._users -= 1
-            if not _Cluster._users and _Cluster._is_ours:
-                _Cluster._is_ours = False
+            if not _Cluster._users and _Cluster._entered_here:
+                _Cluster._entered_here = _Cluster.is_local = False
                 self._ray.shutdown()
 
 
-def _connect(ray: Any, num_ranks: int) -> bool:
-    """Connect to the cluster that is there; True if this process is to leave it at the end."""
+def _enter(ray: Any, num_ranks: int) -> bool:
+    """Connect to the cluster that is there, or start one; True if it was started."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     try:
         ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), **quiet)
@@ -267,17 +274,24 @@ def _connect(ray: Any, num_ranks: int) -> bool:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         cores = max(num_ranks, len(os.sched_getaffinity(0)))
         ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
-    return True
+        return True
+    return False
 
 
-def _bundle(ray: Any, context: WorkerContext, layout: ParallelLayout) -> dict[str, float]:
+def _bundle(
+    ray: Any, cluster: _Cluster, context: WorkerContext, layout: ParallelLayout
+) -> dict[str, float]:
     """What one rank takes of the cluster: a GPU where there are any, else a CPU.
+
+    Ranks on the CPUs of a cluster of our own share them, as those of `mp` do.
 
     Raises:
         UserError: there are fewer of them than ranks.
     """
     resources = ray.cluster_resources()
     kind = "GPU" if resources.get("GPU") else "CPU"
+    if cluster.is_local and kind == "CPU":
+        return {"CPU": _SHARE_OF_A_CPU}
     count = int(resources.get(kind, 0))
     if count < layout.world_size:
         there_is = f"the Ray cluster has {count} {kind}s"
