@@ -8,13 +8,17 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from ranks_suite import workers_of
 from runnerctl import LLM, PluginError, SamplingParams, UserError, WorkerError, decide, hookimpl
 from runnerctl.decision import PluginRecord
+from runnerctl.executor.capacity import check_ranks_fit_machine
+from runnerctl.executor.group import GroupExecutor
 from runnerctl.executor.worker import plugin_differences
 from runnerctl.hookspecs import ENTRY_POINT_GROUP
 from runnerctl.resolve import resolve
+from runnerctl.runner.step import StepPlan, StepResult
 from runnerctl.testing.parity import greedy, make_prompts, reference_tokens
 from tiny_models import make_tiny_model
 
@@ -300,3 +304,45 @@ def test_the_decision_has_the_layout(folder):
     assert decision.parallel.world_size == 2
     assert decide(folder).parallel.executor == "uni"
     assert decide(folder, distributed_executor_backend="ray").parallel.executor == "ray"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_where_there_are_gpus_every_rank_has_its_own(monkeypatch, fits):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6 if fits else 5)
+    decided = resolve(
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        tensor_parallel_size=2,
+        prefill_context_parallel_size=3,
+    )
+    if fits:
+        check_ranks_fit_machine(decided.config, decided.decision.parallel)
+        return
+    with pytest.raises(UserError) as caught:
+        check_ranks_fit_machine(decided.config, decided.decision.parallel)
+    said = str(caught.value)
+    assert "tensor_parallel_size= and prefill_context_parallel_size= ask for 6 ranks" in said
+    assert "(tensor parallel 2 x prefill context parallel 3)" in said
+    assert "this machine has 5 GPUs" in said
+
+
+def test_ranks_that_sample_different_tokens_are_an_error():
+    """What they keep of their requests would differ from then on."""
+
+    class Ranks:
+        size = 2
+        ended = False
+
+        def send(self, *_):
+            pass
+
+        def receive(self):
+            return [StepResult(1, {"a": 5, "b": 7}), StepResult(1, {"a": 5, "b": 8})]
+
+        def end(self, *, kindly):
+            self.ended = True
+
+    ranks = Ranks()
+    with pytest.raises(WorkerError, match="rank 1 sampled token 8 for request b where rank 0"):
+        GroupExecutor(ranks).execute(StepPlan(1)).result()
+    assert ranks.ended

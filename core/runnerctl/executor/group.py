@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from runnerctl.errors import UserError, WorkerError
+from runnerctl.models.progress import spinner
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel
 from runnerctl.runner.step import FinishedStep, StepHandle, StepPlan, StepResult
 
@@ -65,10 +66,12 @@ class GroupExecutor:
 
     def load(self) -> tuple[LoadedModel, KVCacheSpec]:
         """See `Executor.load`."""
-        if self._ranks.size > 1:
-            host, port = self._call("open_store", self._ranks.host)[0]
-            self._call("join", host, port)
-        answers: list[tuple[LoadedModel, KVCacheSpec]] = self._call("load")
+        count = self._ranks.size
+        with spinner(f"Starting {count} rank{'s' * (count > 1)}", terminal_only=True):
+            if count > 1:
+                host, port = self._call("open_store", self._ranks.host)[0]
+                self._call("join", host, port)
+            answers: list[tuple[LoadedModel, KVCacheSpec]] = self._call("load")
         model, spec = answers[0]
         # The blocks are the same on every rank: what the fullest one can take.
         free = [s.free_bytes for _, s in answers if s.free_bytes is not None]

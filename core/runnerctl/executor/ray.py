@@ -66,7 +66,7 @@ class RayRanks:
     def send(self, method: str, *arguments: Any) -> None:
         """See `Ranks.send`; an actor that has ended is noticed by `receive`."""
         for actor in self._actors:
-            actor.handle.call.remote(method, arguments)
+            actor.call(method, arguments)
 
     def receive(self) -> list[Any]:
         """See `Ranks.receive`."""
@@ -85,7 +85,9 @@ class RayRanks:
         actors, self._actors = self._actors, []
         with suppress(Exception):  # a cluster that is gone has no actors to end
             if kindly:
-                done = [actor.handle.call.remote("shutdown", ()) for actor in actors]
+                for actor in actors:
+                    actor.call("shutdown", ())
+                done = [actor.handle.take.remote() for actor in actors]
                 self._ray.wait(done, num_returns=len(done), timeout=_LET_GO_S)
             for actor in actors:
                 self._ray.kill(actor.handle, no_restart=True)
@@ -160,10 +162,16 @@ class _Actor:
         self.handle: Any = actor.options(
             scheduling_strategy=strategy, max_restarts=0, **options
         ).remote()
+        # Nothing comes back from the call itself: that halves what Ray has to keep track of.
+        self._call = self.handle.call.options(num_returns=0)
 
     def __str__(self) -> str:
         where = f" (process {self.where.pid} on {self.where.host})" if self.where else ""
         return f"rank {self.rank}{where}"
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """Have the worker's method called; what comes of it is asked for later."""
+        self._call.remote(method, arguments)
 
     def ask(self) -> None:
         """Ask for the oldest answer, unless that was done and an interrupt came between."""
