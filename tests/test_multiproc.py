@@ -110,6 +110,16 @@ def test_a_worker_that_is_stopped_is_given_up(folder, rank):
         assert_gone(pids)
 
 
+def test_a_worker_that_does_not_read_is_given_up_while_a_long_prompt_is_sent(folder):
+    """Its socket is full then: the message waits, and not for ever."""
+    with two_ranks(folder, worker_timeout=2) as llm:
+        pids = workers_of(llm)
+        os.kill(pids[1], signal.SIGSTOP)
+        with pytest.raises(WorkerError, match=r"rank 1 .* does not take any messages"):
+            llm._engine._executor._ranks.send("no such method", "x" * 5_000_000)
+    assert_gone(pids)
+
+
 def test_an_interrupted_engine_goes_on_with_its_workers(folder, monkeypatch):
     with two_ranks(folder) as llm:
         stream = llm.stream(make_prompts([9]), LONG)

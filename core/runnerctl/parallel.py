@@ -19,6 +19,13 @@ PIPELINE_SIZE = 1
 """Stages that a step passes through one after the other. There is no pipelining yet."""
 
 
+_WHERE = {
+    "uni": "in this process",
+    "mp": "in processes of this machine",
+    "ray": "in actors of a Ray cluster",
+}
+
+
 def batches_in_flight(spec: RunnerSpec) -> int:
     """How many steps an engine has under way: one per stage, and those a runner takes ahead."""
     return PIPELINE_SIZE + spec.concurrent_batches - 1
@@ -60,6 +67,12 @@ class ParallelLayout:
             f"tensor parallel {self.tensor_parallel_size} x prefill context parallel "
             f"{self.prefill_context_parallel_size}"
         )
+
+    @property
+    def summary(self) -> str:
+        """How many ranks, where, and why so many; for people."""
+        count = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        return f"{count} {_WHERE[self.executor]}: {self.product}"
 
     def places(self) -> Iterator[Place]:
         """Every rank's place, in the order of ranks."""

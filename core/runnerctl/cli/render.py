@@ -28,11 +28,6 @@ _STYLE = {
     "blocked": "dim",
     "failed": "bold red",
 }
-_EXECUTORS = {
-    "uni": "in this process",
-    "mp": "in processes of this machine",
-    "ray": "in actors of a Ray cluster",
-}
 _SEVERITY_ORDER = ("error", "warning", "note")
 
 
@@ -192,9 +187,8 @@ def _attention(backends: Sequence[AttentionOutlook]) -> RenderableType:
 
 def _ranks(layout: ParallelLayout) -> RenderableType:
     """What runs the ranks, how many there are, and what each has of the work."""
-    count = f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''}"
     table = _two_columns()
-    table.add_row(layout.executor, f"{count} {_EXECUTORS[layout.executor]}: {layout.product}")
+    table.add_row(layout.executor, layout.summary)
     tp, pcp = layout.tensor_parallel_size, layout.prefill_context_parallel_size
     for place in layout.places():
         weights = f"part {place.tp_rank + 1} of {tp} of the weights" if tp > 1 else "all weights"

@@ -24,6 +24,8 @@ def _rows(s: EngineStats) -> Iterator[tuple[str, str]]:
         yield "dtype", s.dtype
     if s.attention_backend:
         yield "attention", s.attention_backend
+    if s.ranks:
+        yield "ranks", s.ranks
     if s.note:
         yield "note", s.note
     heading = "transforms"

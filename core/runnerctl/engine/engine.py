@@ -17,7 +17,7 @@ from runnerctl.engine.sampling_params import SamplingParams
 from runnerctl.engine.scheduler import Scheduler
 from runnerctl.engine.stats import EngineStats
 from runnerctl.executor.base import make_executor
-from runnerctl.parallel import batches_in_flight
+from runnerctl.parallel import ParallelLayout, batches_in_flight
 from runnerctl.runner.protocol import WorkerContext
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import StepHandle
@@ -49,6 +49,8 @@ class Engine:
         self._handles: deque[StepHandle] = deque()
         # time up to here is in the counts
         self._counted_until = 0.0
+        layout = context.decision.parallel
+        self._ranks = "" if layout == ParallelLayout() else layout.summary
         self._executor = make_executor(spec, context)
         try:
             self.model, kv_cache_spec = self._executor.load()
@@ -129,6 +131,7 @@ class Engine:
             transforms=self.model.transforms,
             dtype=self.model.dtype,
             pooling=self.model.pooling.method if self.model.pooling else "",
+            ranks=self._ranks,
             note=self.model.note,
         )
 

@@ -48,6 +48,7 @@ class EngineStats:
         dtype: that the model computes in, as "float32"; "" if the runner does not say.
         pooling: how a pooling model pools; "" of a model that generates. Its texts count as
             answers without tokens.
+        ranks: how many there are, and where, unless it is one in this process.
         note: how the model is served, where that is not the usual way; or "".
     """
 
@@ -73,6 +74,7 @@ class EngineStats:
     transforms: tuple[AppliedTransform, ...] = ()
     dtype: str = ""
     pooling: str = ""
+    ranks: str = ""
     note: str = ""
 
     def count_step(

@@ -9,6 +9,8 @@ from typing import Any
 from runnerctl import errors
 from runnerctl.errors import UserError, WorkerError
 
+_TIMEOUT_HINT = " (--worker-timeout says how long ranks wait for each other)"
+
 
 @dataclass(frozen=True, slots=True)
 class Returned:
@@ -53,6 +55,9 @@ class Failure:
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, UserError):
             return kind(self.message, remedy=self.remedy, setting=self.setting)
+        hint = _TIMEOUT_HINT if "timed out" in self.message.lower() else ""
         return WorkerError(
-            f"rank {rank} failed with {self.kind}: {self.message}", rank=rank, details=self.trace
+            f"rank {rank} failed with {self.kind}: {self.message}{hint}",
+            rank=rank,
+            details=self.trace,
         )

@@ -63,6 +63,7 @@ class GroupExecutor:
         self._ranks = ranks
         self._waiting: deque[_GroupStep] = deque()
         self._error: Exception | None = None
+        self._calling = False
 
     def load(self) -> tuple[LoadedModel, KVCacheSpec]:
         """See `Executor.load`."""
@@ -100,7 +101,8 @@ class GroupExecutor:
 
     def shutdown(self) -> None:
         """See `Executor.shutdown`."""
-        self._ranks.end(kindly=self._error is None and not self._waiting)
+        busy = self._calling or self._waiting
+        self._ranks.end(kindly=self._error is None and not busy)
         self._waiting.clear()
 
     def take(self) -> None:
@@ -116,9 +118,12 @@ class GroupExecutor:
             self._waiting.popleft().outcome = result
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
+        self._calling = True  # and it stays so after an interrupt
         try:
             self._ranks.send(method, *arguments)
-            return self._ranks.receive()
+            answers = self._ranks.receive()
+            self._calling = False
+            return answers
         except (UserError, WorkerError) as error:
             self._fail(error)
             raise

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -64,7 +65,7 @@ class ProcessRanks:
                     device_index=place.rank,
                     ranks_here=self.size,
                 )
-                self._workers.append(_WorkerProcess(place.rank, start))
+                self._workers.append(_WorkerProcess(place.rank, start, self._timeout_s))
         except BaseException:
             self.end(kindly=False)
             raise
@@ -126,11 +127,13 @@ class ProcessRanks:
 class _WorkerProcess:
     """One process, and what it has said that nobody has taken yet."""
 
-    def __init__(self, rank: int, start: WorkerStart) -> None:
+    def __init__(self, rank: int, start: WorkerStart, timeout_s: int) -> None:
         self.rank = rank
         self.answers: deque[Returned | Failure] = deque()
         self.heard_at = self.asked_at = time.monotonic()
         ours, theirs = socket.socketpair()
+        # A process that is stopped reads nothing: sending must not wait for it for ever.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", timeout_s, 0))
         with ours, theirs:
             self.connection = Connection(os.dup(ours.fileno()))
             self._process = subprocess.Popen(
@@ -146,9 +149,11 @@ class _WorkerProcess:
         return f"rank {self.rank} (process {self._process.pid})"
 
     def send(self, message: bytes) -> None:
-        """Raises WorkerError if the process has ended."""
+        """Raises WorkerError if the process has ended, or does not read."""
         try:
             self.connection.send_bytes(message)
+        except BlockingIOError:
+            raise WorkerError(f"{self} does not take any messages", rank=self.rank) from None
         except OSError:
             raise self._ended() from None
 

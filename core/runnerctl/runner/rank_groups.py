@@ -89,7 +89,8 @@ def join_groups(
         timeout_s: how long one rank waits for another, here and in every later exchange.
     """
     timeout = timedelta(seconds=timeout_s)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(host))
+    if interface := _interface_towards(host):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     layout = place.layout
     tp_size, pcp_size = layout.tensor_parallel_size, layout.prefill_context_parallel_size
@@ -121,20 +122,23 @@ def _backend(store: Any, rank: int, size: int, device: torch.device, timeout: ti
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timeout
-    interface = os.environ["GLOO_SOCKET_IFNAME"].split(",")[0]
-    options._devices = [gloo.create_device(interface=interface)]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        options._devices = [gloo.create_device(interface=interface)]
+    else:
+        options._devices = [gloo.create_default_device()]
     return gloo(store, rank, size, options)
 
 
 def _interface_towards(host: str) -> str:
-    """The network interface of this machine from which `host` is reached."""
+    """The network interface of this machine from which `host` is reached, or "" if unknown."""
     with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         own = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.partition("%")[0] == own for address in addresses):
             return str(name)
-    raise RuntimeError(f"no network interface has the address {own}")
+    return ""
 
 
 def _family(host: str) -> socket.AddressFamily:
