@@ -50,10 +50,10 @@ def make_executor(spec: RunnerSpec, context: WorkerContext) -> Executor:
     if layout.executor == "ray":
         from runnerctl.executor.ray import RayRanks
 
-        return GroupExecutor(RayRanks(spec, context, layout))
+        return GroupExecutor(RayRanks(context, layout))
     from runnerctl.executor.multiproc import ProcessRanks
 
-    return GroupExecutor(ProcessRanks(spec, context, layout))
+    return GroupExecutor(ProcessRanks(context, layout))
 
 
 def make_runner(spec: RunnerSpec, context: WorkerContext) -> ModelRunner:

@@ -28,7 +28,6 @@ from runnerctl.executor.capacity import check_ranks_fit_machine
 from runnerctl.executor.worker import WorkerStart
 from runnerctl.parallel import ParallelLayout
 from runnerctl.runner.protocol import WorkerContext
-from runnerctl.runner.spec import RunnerSpec
 
 _PROGRAM = "from runnerctl.executor.worker_process import main; main({fd})"
 _PING_EVERY_S = 1.0
@@ -40,7 +39,6 @@ class ProcessRanks:
     """See `Ranks` and the module's docstring.
 
     Args:
-        spec: of the runner; the workers find it by name.
         context: what the workers' own are made from.
         layout: of the ranks.
 
@@ -50,7 +48,7 @@ class ProcessRanks:
 
     host: str | None = "127.0.0.1"
 
-    def __init__(self, spec: RunnerSpec, context: WorkerContext, layout: ParallelLayout) -> None:
+    def __init__(self, context: WorkerContext, layout: ParallelLayout) -> None:
         check_ranks_fit_machine(context.config, layout)
         self.size = layout.world_size
         self._timeout_s = context.config.parallel.worker_timeout

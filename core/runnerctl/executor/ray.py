@@ -21,7 +21,6 @@ from runnerctl.executor.ray_actor import RankActor, Whereabouts
 from runnerctl.executor.worker import WorkerStart
 from runnerctl.parallel import ParallelLayout
 from runnerctl.runner.protocol import WorkerContext
-from runnerctl.runner.spec import RunnerSpec
 
 _PLACEMENT_S = 30
 _PING_EVERY_S = 1.0
@@ -33,7 +32,6 @@ class RayRanks:
     """See `Ranks` and the module's docstring.
 
     Args:
-        spec: of the runner; the workers find it by name.
         context: what the workers' own are made from.
         layout: of the ranks.
 
@@ -44,7 +42,7 @@ class RayRanks:
 
     host: str | None
 
-    def __init__(self, spec: RunnerSpec, context: WorkerContext, layout: ParallelLayout) -> None:
+    def __init__(self, context: WorkerContext, layout: ParallelLayout) -> None:
         self.size = layout.world_size
         self._timeout_s = context.config.parallel.worker_timeout
         self._ray: Any = _import_ray(context)
