@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from runnerctl.errors import PluginError
-
 if TYPE_CHECKING:
-    from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, ModelRunner, WorkerContext
+    from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
     from runnerctl.runner.spec import RunnerSpec
     from runnerctl.runner.step import StepHandle, StepPlan
 
@@ -54,21 +51,3 @@ def make_executor(spec: RunnerSpec, context: WorkerContext) -> Executor:
     from runnerctl.executor.multiproc import ProcessRanks
 
     return GroupExecutor(ProcessRanks(context, layout))
-
-
-def make_runner(spec: RunnerSpec, context: WorkerContext) -> ModelRunner:
-    """The runner of this process.
-
-    Raises:
-        PluginError: the factory that its plugin named cannot be imported.
-    """
-    module, _, attribute = spec.factory.partition(":")
-    try:
-        factory = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PluginError(
-            f"runner {spec.name!r} cannot be made: {spec.factory} does not import ({error})",
-            remedy="install what it needs (runnerctl[engine]) or choose another --runner",
-        ) from error
-    runner: ModelRunner = factory(context)
-    return runner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runnerctl.executor.base import make_runner
+from runnerctl.executor.make_runner import make_runner
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.runner.spec import RunnerSpec
 from runnerctl.runner.step import StepHandle, StepPlan

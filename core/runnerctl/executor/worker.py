@@ -13,7 +13,7 @@ from runnerctl.config import EngineConfig
 from runnerctl.decision import Decision, PluginRecord
 from runnerctl.errors import ModelError, PluginError
 from runnerctl.executor.answers import Failure, Returned
-from runnerctl.executor.base import make_runner
+from runnerctl.executor.make_runner import make_runner
 from runnerctl.parallel import Place
 from runnerctl.plugins import PluginHost
 
