@@ -298,3 +298,19 @@ def test_a_cache_that_cannot_be_written_is_a_reason(fake_compiler, monkeypatch):
 
 def test_a_library_that_does_not_load_is_a_reason(fake_compiler):
     assert "cannot be loaded" in build.load_extension.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("instructions", "kind"),
+    [({"avx512_bf16"}, PackedLinear), ({"avx512_bf16", "amx_tile"}, OneDnnLinear)],
+    ids=["AVX512-BF16", "AMX"],
+)
+def test_bfloat16_goes_to_whoever_uses_the_instructions_best(
+    kernel, monkeypatch, instructions, kind
+):
+    if not (torch.ops.runnerctl_cpu.dots_bfloat16(2) and onednn_serves(torch.bfloat16)):
+        pytest.skip("this CPU has no instructions for bfloat16")
+    monkeypatch.setattr(packed_linear, "_supports", instructions.__contains__)
+    model = nn.Sequential(linear(24, 24, torch.bfloat16))
+    assert "bfloat16 instructions" in pack_linears(model)
+    assert type(model[0]) is kind

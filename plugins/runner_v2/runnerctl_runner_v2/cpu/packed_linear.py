@@ -13,6 +13,7 @@ from runnerctl_runner_v2.cpu.build import Extension, load_extension
 from runnerctl_runner_v2.cpu.onednn_linear import OneDnnLinear, onednn_serves
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_INSTRUCTIONS = "which uses this CPU's bfloat16 instructions"
 
 
 class PackedLinear(nn.Module):
@@ -22,7 +23,8 @@ class PackedLinear(nn.Module):
     rows nor on the number of threads.
 
     Attributes:
-        packed: [panels, in_features, panel_width]; see packed_linear.cpp.
+        packed: [panels, in_features, panel_width] elements, in an order that depends on the
+            CPU; see packed_linear.cpp.
         bias: [out_features], or None.
         in_features, out_features: as nn.Linear has them.
     """
@@ -49,7 +51,10 @@ class PackedLinear(nn.Module):
         """[out_features, in_features]; a fresh copy, for code that looks at it."""
         panels, in_features, width = self.packed.shape
         rows = self.packed
-        if rows.dtype == torch.bfloat16:  # stored in pairs
+        if rows.dtype == torch.bfloat16 and torch.ops.runnerctl_cpu.dots_bfloat16(in_features):
+            rows = rows.view(panels, in_features // 2, width, 2).transpose(2, 3)
+            rows = rows.reshape(panels, in_features, width)
+        elif rows.dtype == torch.bfloat16:  # stored in pairs of columns
             rows = rows.view(panels, in_features, width // 2, 2).transpose(2, 3)
         rows = rows.reshape(panels, in_features, width).transpose(1, 2)
         return rows.reshape(-1, in_features)[: self.out_features].contiguous()
@@ -113,10 +118,16 @@ def pack_linears(model: nn.Module) -> str | None:
 
 def _choose(dtype: torch.dtype) -> tuple[type[nn.Module] | None, str]:
     """The class to replace layers with, and what to say about it."""
-    if dtype == torch.bfloat16 and _has_bfloat16_instructions() and onednn_serves(dtype):
-        return OneDnnLinear, "packed for oneDNN, which uses this CPU's bfloat16 instructions"
     extension = load_packed_linear()
-    if isinstance(extension, Extension):
+    built = isinstance(extension, Extension)
+    has_instructions = dtype == torch.bfloat16 and _has_bfloat16_instructions()
+    # oneDNN has AMX for many rows, which is worth more than our few rows are
+    dots = built and torch.ops.runnerctl_cpu.dots_bfloat16(2) and not _supports("amx_tile")
+    if dots and has_instructions:
+        return PackedLinear, f"packed for the compiled CPU kernel, {_INSTRUCTIONS}"
+    if has_instructions and onednn_serves(dtype):
+        return OneDnnLinear, f"packed for oneDNN, {_INSTRUCTIONS}"
+    if built:
         return PackedLinear, "packed for the compiled CPU kernel"
     if dtype == torch.float32 and onednn_serves(dtype):
         return OneDnnLinear, f"packed for oneDNN ({extension})"
@@ -125,8 +136,11 @@ def _choose(dtype: torch.dtype) -> tuple[type[nn.Module] | None, str]:
 
 def _has_bfloat16_instructions() -> bool:
     """AVX512-BF16 or AMX; on others oneDNN emulates bfloat16 or refuses it."""
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
+    return _supports("avx512_bf16") or _supports("amx_tile")
+
+
+def _supports(instructions: str) -> bool:
+    return bool(getattr(torch.cpu, f"_is_{instructions}_supported", lambda: False)())
 
 
 def _plain_linears(model: nn.Module) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
