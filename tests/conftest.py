@@ -24,3 +24,18 @@ def minilm() -> Path:
     from runnerctl.models.store import ensure_local
 
     return ensure_local("all-minilm-l6-v2")
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory):
+    """`tiny_folders(family)`: a random checkpoint of a family, made once for the whole run."""
+    from tiny_models import make_tiny_model
+
+    made = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = make_tiny_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return folder

@@ -14,19 +14,6 @@ from runnerctl.runner.step import NewRequest, StepPlan
 from runnerctl.testing.parity import assert_tokens, greedy, make_prompts, reference_tokens
 from runnerctl_pcp.share import PrefillSplit
 from runnerctl_runner_v2.runner import ModelRunnerV2
-from tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family):
-        if family not in made:
-            made[family] = make_tiny_model(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -39,9 +26,9 @@ def folders(tmp_path_factory):
         ("mixtral", 2, 40, False),
     ],
 )
-def test_random_requests(folders, family, size, count, eager):
+def test_random_requests(tiny_folders, family, size, count, eager):
     """Grouped heads and compressed ones, windows and a soft cap, experts; compiled, too."""
-    folder = folders(family)
+    folder = tiny_folders(family)
     settings = {**TIGHT, "prefill_context_parallel_size": size, "enforce_eager": eager}
     with LLM(folder, **settings) as llm:
         check_requests(llm, folder, random_requests(count))
@@ -59,8 +46,8 @@ def test_a_real_model(smollm2, size):
         assert_tokens(output.outputs[0].token_ids, expected, f"{len(prompt)} tokens")
 
 
-def test_log_probabilities_of_prompts_come_back_in_order(folders):
-    folder = folders("llama")
+def test_log_probabilities_of_prompts_come_back_in_order(tiny_folders):
+    folder = tiny_folders("llama")
     prompts = make_prompts([3, 30])
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, logprobs=1)
     settings = {**TIGHT, "enable_prefix_caching": False, "enforce_eager": True}
@@ -129,16 +116,16 @@ def prefill(name, tokens, first_block):
     return NewRequest(name, tuple(tokens), params, len(tokens), frozenset(), blocks, 0)
 
 
-def test_the_warm_up_goes_through_the_splitter_too(folders, monkeypatch):
-    with one_rank(folders("llama"), monkeypatch, 0, 1) as (runner, seen):
+def test_the_warm_up_goes_through_the_splitter_too(tiny_folders, monkeypatch):
+    with one_rank(tiny_folders("llama"), monkeypatch, 0, 1) as (runner, seen):
         runner.warm_up()
         assert max(seen["split"]) > 1
         assert min(seen["split"]) == 1
         assert len(seen["split"]) == len(seen["run"])
 
 
-def test_a_group_of_one_computes_what_nobody_splits(folders, monkeypatch):
-    folder = folders("llama")
+def test_a_group_of_one_computes_what_nobody_splits(tiny_folders, monkeypatch):
+    folder = tiny_folders("llama")
     prompts = make_prompts([21, 2])
     with one_rank(folder, monkeypatch, 0, 1) as (runner, _):
         new = [prefill(str(i), prompt, 10 * i) for i, prompt in enumerate(prompts)]
@@ -149,8 +136,10 @@ def test_a_group_of_one_computes_what_nobody_splits(folders, monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, 2), (0, 4), (3, 4)])
-def test_the_model_of_a_rank_runs_its_part_of_the_tokens_only(folders, monkeypatch, rank, size):
-    with one_rank(folders("llama"), monkeypatch, rank, size) as (runner, seen):
+def test_the_model_of_a_rank_runs_its_part_of_the_tokens_only(
+    tiny_folders, monkeypatch, rank, size
+):
+    with one_rank(tiny_folders("llama"), monkeypatch, rank, size) as (runner, seen):
         for length in (2, 7, 50, 101):
             (prompt,) = make_prompts([length])
             new = prefill("a", prompt, 0)
@@ -179,10 +168,10 @@ def test_what_cannot_be_split_is_refused_with_reasons_before_anything_loads():
     assert "attention_free" in refusal(mamba, prefill_context_parallel_size=2)
 
 
-def test_v1_is_refused_and_says_why(folders):
-    assert "v2" in refusal(folders("llama"), prefill_context_parallel_size=2, runner="v1")
+def test_v1_is_refused_and_says_why(tiny_folders):
+    assert "v2" in refusal(tiny_folders("llama"), prefill_context_parallel_size=2, runner="v1")
 
 
-def test_without_the_plugin_nobody_splits(folders):
-    said = refusal(folders("llama"), prefill_context_parallel_size=2, plugins=["no:pcp"])
+def test_without_the_plugin_nobody_splits(tiny_folders):
+    said = refusal(tiny_folders("llama"), prefill_context_parallel_size=2, plugins=["no:pcp"])
     assert "pcp" in said

@@ -15,7 +15,6 @@ from runnerctl import LLM, PluginError, SamplingParams, UserError, WorkerError, 
 from runnerctl.executor import ray as executor
 from runnerctl.resolve import resolve
 from runnerctl.testing.parity import greedy, make_prompts, reference_tokens
-from tiny_models import make_tiny_model
 
 SOON_S = 30
 ON_RAY = {"distributed_executor_backend": "ray", "dtype": "float32", "enforce_eager": True}
@@ -29,18 +28,6 @@ def cluster():
     ray.init(address="local", num_cpus=4, **QUIET)
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family):
-        if family not in made:
-            made[family] = make_tiny_model(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return folder
 
 
 def pids_of(llm):
@@ -70,28 +57,28 @@ def placed():
         ("deepseek_v2", "v2", 2, 2),
     ],
 )
-def test_random_requests(cluster, folders, family, runner, tp, pcp):
+def test_random_requests(cluster, tiny_folders, family, runner, tp, pcp):
     """One rank; prefills shared, weights shared, and both with latent attention."""
     sizes = {"tensor_parallel_size": tp, "prefill_context_parallel_size": pcp}
-    with LLM(folders(family), runner=runner, **{**TIGHT, **ON_RAY, **sizes}) as llm:
+    with LLM(tiny_folders(family), runner=runner, **{**TIGHT, **ON_RAY, **sizes}) as llm:
         pids = pids_of(llm)
         assert len(set(pids) | {os.getpid()}) == tp * pcp + 1
-        check_requests(llm, folders(family), random_requests(40))
+        check_requests(llm, tiny_folders(family), random_requests(40))
     assert_nothing_is_left(pids)
 
 
-def test_two_engines_share_a_cluster(cluster, folders):
+def test_two_engines_share_a_cluster(cluster, tiny_folders):
     prompt = make_prompts([12])[0]
-    with LLM(folders("llama"), **ON_RAY) as one, LLM(folders("llama"), **ON_RAY) as other:
+    with LLM(tiny_folders("llama"), **ON_RAY) as one, LLM(tiny_folders("llama"), **ON_RAY) as other:
         said = [llm.generate([prompt], greedy())[0].outputs[0].token_ids for llm in (one, other)]
-    expected = reference_tokens(folders("llama"), prompt, greedy())[0]
+    expected = reference_tokens(tiny_folders("llama"), prompt, greedy())[0]
     assert [list(tokens) for tokens in said] == [expected, expected]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_actor_that_is_killed_or_stuck_ends_all(cluster, folders, rank, how):
-    with LLM(folders("llama"), worker_timeout=4, **TWO) as llm:
+def test_an_actor_that_is_killed_or_stuck_ends_all(cluster, tiny_folders, rank, how):
+    with LLM(tiny_folders("llama"), worker_timeout=4, **TWO) as llm:
         pids = pids_of(llm)
         stream = llm.stream(
             make_prompts([9]), SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -107,15 +94,15 @@ def test_an_actor_that_is_killed_or_stuck_ends_all(cluster, folders, rank, how):
             llm.generate(make_prompts([3]), greedy())
 
 
-def test_a_plugin_that_the_actors_lack_names_both_sides_and_the_machine(cluster, folders):
+def test_a_plugin_that_the_actors_lack_names_both_sides_and_the_machine(cluster, tiny_folders):
     class Policy:
         @hookimpl
         def select_runner(self, config):
             return None
 
-    resolved = resolve(folders("llama"), **ON_RAY)
+    resolved = resolve(tiny_folders("llama"), **ON_RAY)
     resolved.host.register(Policy(), name="mine")
-    again = resolve(folders("llama"), host=resolved.host, **ON_RAY)
+    again = resolve(tiny_folders("llama"), host=resolved.host, **ON_RAY)
     with pytest.raises(PluginError) as caught:
         LLM.from_resolved(again)
     assert f"rank 0 on {socket.gethostname()}" in str(caught.value)
@@ -123,38 +110,38 @@ def test_a_plugin_that_the_actors_lack_names_both_sides_and_the_machine(cluster,
     assert_nothing_is_left([])
 
 
-def test_more_ranks_than_the_cluster_has_room_for_are_refused(cluster, folders):
+def test_more_ranks_than_the_cluster_has_room_for_are_refused(cluster, tiny_folders):
     with pytest.raises(UserError) as caught:
-        LLM(folders("llama"), **{**TWO, "prefill_context_parallel_size": 16})
+        LLM(tiny_folders("llama"), **{**TWO, "prefill_context_parallel_size": 16})
     said = str(caught.value)
     assert "16 ranks (tensor parallel 1 x prefill context parallel 16)" in said
     assert "the Ray cluster has 4 CPUs" in said
     assert_nothing_is_left([])
 
 
-def test_a_cluster_that_is_full_is_an_error_and_no_wait_for_ever(cluster, folders, monkeypatch):
+def test_a_cluster_that_is_full_is_an_error_and_no_wait(cluster, tiny_folders, monkeypatch):
     monkeypatch.setattr(executor, "_PLACEMENT_S", 1)
     full = ray.util.placement_group([{"CPU": 1}] * 3)
     assert full.wait(10)
     try:
         with pytest.raises(UserError, match="could not place 2 ranks within 1 seconds: 1 CPU are"):
-            LLM(folders("llama"), **TWO)
+            LLM(tiny_folders("llama"), **TWO)
     finally:
         ray.util.remove_placement_group(full)
     assert_nothing_is_left([])
 
 
-def test_without_ray_it_is_said_how_to_get_it(folders, monkeypatch):
+def test_without_ray_it_is_said_how_to_get_it(tiny_folders, monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(executor, "import_module", missing)
     with pytest.raises(UserError, match=r"runnerctl\[ray\]") as caught:
-        LLM(folders("llama"), **ON_RAY)
+        LLM(tiny_folders("llama"), **ON_RAY)
     assert caught.value.setting == "distributed_executor_backend="
 
 
-def test_an_address_where_nothing_is_says_so(folders, monkeypatch):
+def test_an_address_where_nothing_is_says_so(tiny_folders, monkeypatch):
     def refuse(**_):
         raise ConnectionError("nobody there")
 

@@ -8,7 +8,6 @@ from runnerctl import LLM, ModelFacts, decide
 from runnerctl.config.tensor_parallel import tensor_parallel_plan, why_not_tensor_parallel
 from runnerctl.testing.parity import assert_tokens, greedy, make_prompts, reference_tokens
 from runnerctl.testing.tiny_models import SERVED, save_random_model
-from tiny_models import make_tiny_model
 
 SMOLLM2 = {
     "model_type": "llama",
@@ -20,20 +19,12 @@ SMOLLM2 = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family):
-        if family not in made:
-            place = tmp_path_factory.mktemp(family)
-            if family in SERVED:
-                made[family] = make_tiny_model(family, place)
-            else:  # like deepseek_v2, with a plan that leaves the attention whole
-                config = AutoConfig.for_model(family, **SERVED["deepseek_v2"])
-                made[family] = save_random_model(AutoModelForCausalLM, config, place)
-        return made[family]
-
-    return folder
+def folders(tiny_folders, tmp_path_factory):
+    """Like `tiny_folders`; deepseek_v3 is deepseek_v2 with a plan that leaves attention whole."""
+    config = AutoConfig.for_model("deepseek_v3", **SERVED["deepseek_v2"])
+    place = tmp_path_factory.mktemp("deepseek_v3")
+    v3 = save_random_model(AutoModelForCausalLM, config, place)
+    return lambda family: v3 if family == "deepseek_v3" else tiny_folders(family)
 
 
 @pytest.mark.parametrize(
