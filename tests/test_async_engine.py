@@ -9,6 +9,7 @@ import pytest
 from fake_runner import FakePagedRunner, reference
 from runnerctl import LLM, EngineConfig, RunnerSpec, SamplingParams
 from runnerctl.config.engine_config import CacheSection, ModelSection, SchedulerSection
+from runnerctl.decision import Decision
 from runnerctl.engine.engine import Engine
 from runnerctl.runner.protocol import KVCacheSpec, LoadedModel, WorkerContext
 from runnerctl.testing.scripted import resolve_for
@@ -126,7 +127,8 @@ def start():
             scheduler=SchedulerSection(**limits),
             cache=CacheSection(block_size=BLOCK_SIZE, num_gpu_blocks_override=NUM_BLOCKS),
         )
-        engines.append(Engine(spec, WorkerContext(config, None, Path("none"), None), frozenset()))
+        context = WorkerContext(config, Decision(spec.name), Path("none"), None)
+        engines.append(Engine(spec, context, frozenset()))
         return engines[-1], engines[-1]._executor._runner
 
     yield start

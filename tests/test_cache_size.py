@@ -45,7 +45,8 @@ def test_what_a_step_holds_grows_with_its_tokens_and_its_requests():
         return step_bytes(limits, model, itemsize)
 
     assert bytes_of(2, 1) - bytes_of(1, 1) == (60 + 80) * 2
-    assert bytes_of(1, 2) - bytes_of(1, 1) == 1000 * (2 + 4)
+    assert bytes_of(8, 2) - bytes_of(8, 1) == 1000 * (2 + 4)
+    assert bytes_of(8, 9) == bytes_of(8, 8)  # each has a token at least
     assert bytes_of(1, 1, itemsize=4) > bytes_of(1, 1)
 
 

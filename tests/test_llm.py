@@ -345,11 +345,11 @@ def test_the_decision_travels_with_the_llm(llm):
 
 def test_a_configuration_that_cannot_be_served_raises_before_anything_loads(folder):
     with pytest.raises(ConfigError) as caught:
-        LLM(folder, prefill_context_parallel_size=2)
+        LLM(folder, runner="v1", prefill_context_parallel_size=2)
     assert caught.value.decision.runner is None
     assert "prefill_context_parallel_size" in str(caught.value)
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
-        LLM(folder, tensor_parallel_size=2)
+        LLM(folder, tensor_parallel_size=3)
     with pytest.raises(ConfigError, match="did you mean"):
         LLM(folder, max_num_seq=4)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,12 +12,22 @@ import pytest
 import torch
 
 from ranks_suite import workers_of
-from runnerctl import LLM, PluginError, SamplingParams, UserError, WorkerError, decide, hookimpl
+from runnerctl import (
+    LLM,
+    ModelError,
+    PluginError,
+    SamplingParams,
+    UserError,
+    WorkerError,
+    decide,
+    hookimpl,
+)
 from runnerctl.decision import PluginRecord
 from runnerctl.executor.capacity import check_ranks_fit_machine
 from runnerctl.executor.group import GroupExecutor
-from runnerctl.executor.worker import plugin_differences
+from runnerctl.executor.worker import Worker, WorkerStart, plugin_differences
 from runnerctl.hookspecs import ENTRY_POINT_GROUP
+from runnerctl.parallel import Place
 from runnerctl.resolve import resolve
 from runnerctl.runner.step import StepPlan, StepResult
 from runnerctl.testing.parity import greedy, make_prompts, reference_tokens
@@ -356,3 +367,12 @@ def test_ranks_that_sample_different_tokens_are_an_error():
     with pytest.raises(WorkerError, match="rank 1 sampled token 8 for request b where rank 0"):
         GroupExecutor(ranks).execute(StepPlan(1)).result()
     assert ranks.ended
+
+
+def test_a_model_that_is_not_on_a_rank_s_machine_names_the_machine(folder, tmp_path):
+    resolved = resolve(folder, **OPTIONS)
+    start = WorkerStart(resolved.config, resolved.decision, tmp_path / "gone", Place(), 0, 1)
+    with pytest.raises(ModelError) as caught:
+        Worker(start).load()
+    assert f"gone is not there on {socket.gethostname()}, where rank 0 runs" in str(caught.value)
+    assert "at the same path on every machine" in str(caught.value)

@@ -26,12 +26,15 @@ SCRIPT = """
 import sys
 import psutil
 from runnerctl import LLM, SamplingParams
-llm = LLM({folder!r}, distributed_executor_backend="ray", dtype="float32", enforce_eager=True)
+settings = dict(distributed_executor_backend="ray", dtype="float32", enforce_eager=True)
+open_engine = lambda: LLM({folder!r}, **settings)
+llm = open_engine()
 print("ready", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
 {then}
 """
 GENERATE = "print(*llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=5))"
 TOKENS = GENERATE + "[0].outputs[0].token_ids)"
+AGAIN = "llm.close()\nllm = open_engine()\n" + TOKENS + "\nllm.close()"
 FOREVER = "while True: llm.generate([[5, 6, 7]], SamplingParams(max_tokens=50, ignore_eos=True))"
 
 
@@ -60,15 +63,16 @@ def assert_gone(pids):
 
 @pytest.mark.parametrize(
     ("then", "end"),
-    [("llm.close()\n" + "print('closed')", None), ("print('left')", None), (FOREVER, "SIGINT")],
-    ids=["closed", "never closed", "Ctrl-C"],
+    [(AGAIN, None), ("print('left')", None), (FOREVER, "SIGINT")],
+    ids=["closed and opened again", "never closed", "Ctrl-C"],
 )
 def test_a_cluster_that_was_started_for_an_engine_ends_with_it(tmp_path, folder, then, end):
     child, pids = start_script(tmp_path, folder, then)
     assert len(pids) > 2  # Ray's own, and the actor
     if end:
         child.send_signal(getattr(signal, end))
-    child.communicate(timeout=SOON_S)
+    _, errors = child.communicate(timeout=2 * SOON_S)
+    assert end or child.returncode == 0, errors
     assert_gone(pids)
 
 

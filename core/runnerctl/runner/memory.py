@@ -57,4 +57,5 @@ def step_bytes(scheduler: SchedulerSection, model: PretrainedConfig, itemsize: i
     feed_forward = int(getattr(model, "intermediate_size", None) or 4 * hidden)
     of_token = (6 * hidden + 2 * feed_forward) * itemsize
     of_request = int(model.vocab_size) * (itemsize + torch.float32.itemsize)
-    return scheduler.max_num_batched_tokens * of_token + scheduler.max_num_seqs * of_request
+    tokens = scheduler.max_num_batched_tokens
+    return tokens * of_token + min(scheduler.max_num_seqs, tokens) * of_request
